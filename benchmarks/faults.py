@@ -176,7 +176,7 @@ def settled(engine: Engine) -> list[psutil.Process]:
 
 
 def descendants(server: int | None = None) -> list[psutil.Process]:
-    """All that came of this process, by the mark in its environment: whoever its parent is by now."""
+    """All descendants of this process, found by the mark in their environment, whatever their parent is now."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -7,7 +7,7 @@ worth.
 Each time `./workbook run tp_training` (solved) starts on two ranks and saves every few steps. One of its processes is
 killed at a moment drawn over the whole length of a run, so also while torch is being imported, or as soon as a save has
 begun. Then the clock runs until neither torchrun nor a rank is left; the run is resumed from its newest whole
-checkpoint; and its losses are held against those of a run that nobody killed. The exit code is 1 if a process is left
+checkpoint; and its losses are compared with those of a run that was not killed. The exit code is 1 if a process is left
 after ten seconds, or a loss differs.
 """
 

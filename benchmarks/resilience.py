@@ -2,14 +2,15 @@
 
     python benchmarks/resilience.py [FAULT …]
     python benchmarks/resilience.py --moments 20       # one run, killed at 20 random moments
-    python benchmarks/resilience.py --operations       # killed after every file operation of a save
+    python benchmarks/resilience.py --operations       # killed before each file operation of a save
 
-Each fault meets a run on two processes that saves every 10 steps. "Goes on" is the first step after the newest
-checkpoint, by the clock from the fault on; what restarts the command is torchrun (--max-restarts) or this script, at
-once. The losses are compared with those of a run that was never stopped, step by step.
+Each fault meets a run that saves every 10 steps, on two processes unless it says otherwise. "Goes on" is the first step
+after the newest checkpoint, by the clock from the fault on; what restarts the command is torchrun (--max-restarts) or
+this script, at once. The losses are compared with those of a run that was never stopped, step by step.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ FLAGS = (
     "--data random --batch-size 12 --seq-len 16 --dim 32 --heads 2 --layers 2 --max-steps 60 --save-every 10"
     " --log-every 1 --device cpu"
 ).split()
+STEPS_A_MOMENT = 10  # at most 14 from a checkpoint, in two moments of three, lie before a kill: the run does not end
 AT = 33  # the step after which a fault comes
 PATIENCE = 300.0  # seconds
 
@@ -40,10 +42,10 @@ def start(out: Path, ranks: int, *options: str, flags: tuple[str, ...] = ()) -> 
     )
 
 
-# Rank 0 kills its torchrun, which takes the other ranks along, and itself, before its n-th change of files in a save.
+# A rank kills its torchrun, which takes the other ranks along, and itself, before its n-th change of files in a save.
 KILLS_ITSELF = """
 import os, runpy, sys
-out, last, count = os.path.abspath(sys.argv[1]), int(sys.argv[2]), 0
+out, rank, last, count = os.path.abspath(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 0
 def before(event, args):
     global count
     changes = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
@@ -58,50 +60,53 @@ def before(event, args):
             print("KILLED before", event, name, file=sys.stderr, flush=True)
             os.kill(os.getppid(), 9)
             os.kill(os.getpid(), 9)
-if os.environ["RANK"] == "0":
+if os.environ["RANK"] == rank:
     sys.addaudithook(before)
-sys.argv = sys.argv[3:]
+sys.argv = sys.argv[4:]
 sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def killed_in_save(out: Path, operation: int) -> bool:
-    """Whether the first save of a run has so many operations; if so, all its processes were killed before the last."""
+def killed_in_save(out: Path, rank: int, operation: int) -> bool:
+    """Whether this rank makes so many operations in the first two saves; if so, all were killed before the last."""
     itself = out.parent / "kills_itself.py"
     itself.write_text(KILLS_ITSELF)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(itself)]
-    command += [str(out), str(operation), str(SCRIPT), *FLAGS, "--max-steps", "20", "--out", str(out)]
+    command += [str(out), str(rank), str(operation), str(SCRIPT), *FLAGS, "--max-steps", "20", "--out", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (out.parent / f"{out.name}.log").open("a") as log:
         return subprocess.run(command, env=env, stdout=log, stderr=log, timeout=PATIENCE).returncode != 0
 
 
 def show_operations(folder: Path, right: dict[int, float]) -> None:
-    """A kill before each operation of the saves at steps 10 and 20 is one after the operation before it."""
-    operation, worst, lost = 1, 0.0, 0
-    while killed_in_save(out := folder / f"operation-{operation}", operation):
-        reached = max(losses(out))
-        if start(out, 2).wait(PATIENCE):
-            raise RuntimeError((folder / f"{out.name}.log").read_text()[-2000:])
-        said = (folder / f"{out.name}.log").read_text()
-        saved = int(said.partition(f"resumes from {out}/step-")[2].split()[0]) if "resumes from" in said else 0
-        worst, lost = max(worst, apart(losses(out), right)), max(lost, reached - saved)
-        print(
-            operation, said.partition("KILLED ")[2].split("\n")[0], reached - saved, worst, file=sys.stderr, flush=True
-        )
-        operation += 1
-    print(f"| a kill after each of {operation - 1} file operations of two saves | {lost} at most | | {worst:.1e} |")
+    """A kill before each of the ranks' operations of the saves at steps 10 and 20; the one before it has been done."""
+    kills, worst, lost = 0, 0.0, 0
+    for rank in range(2):
+        for operation in itertools.count(1):
+            out = folder / f"operation-{rank}-{operation}"
+            if not killed_in_save(out, rank, operation):
+                break
+            reached = max(losses(out))
+            if start(out, 2).wait(PATIENCE):
+                raise RuntimeError((folder / f"{out.name}.log").read_text()[-2000:])
+            said = (folder / f"{out.name}.log").read_text()
+            saved = int(said.partition(f"resumes from {out}/step-")[2].split()[0]) if "resumes from" in said else 0
+            kills, worst, lost = kills + 1, max(worst, apart(losses(out), right)), max(lost, reached - saved)
+            where = said.partition("KILLED ")[2].split("\n")[0]
+            print(f"rank {rank}, {where}: {reached - saved} steps lost", file=sys.stderr, flush=True)
+    print(f"| a kill before each of {kills} file operations of two saves | {lost} at most | | {worst:.1e} |")
 
 
 def show_moments(folder: Path, right: dict[int, float], moments: int, chance: random.Random) -> None:
-    """One run, on two ranks; each time all its processes are killed, the same command follows at once."""
+    """One run of 10 steps a moment, on two ranks; whenever all its processes are killed, the same command follows."""
     out, run, lost, seconds = folder / "moments", None, [], []
+    longer = "--max-steps", str(STEPS_A_MOMENT * moments)
     for moment in range(moments):
         before = max(losses(out), default=0)
         if before == max(right):
             break
-        run = start(out, 2)
+        run = start(out, 2, flags=longer)
         begun = time.monotonic()
         # Every third moment is in the start, when Python is imported and the checkpoint read; the others in training.
         if moment % 3:
@@ -122,7 +127,7 @@ def show_moments(folder: Path, right: dict[int, float], moments: int, chance: ra
         saves = [int(path.name.removeprefix("step-")) for path in out.glob("step-*")]
         lost.append(max(losses(out), default=0) - max(saves, default=0))
         print(moment, "at", max(losses(out), default=0), "lost", lost[-1], file=sys.stderr, flush=True)
-    if start(out, 2).wait(PATIENCE):
+    if start(out, 2, flags=longer).wait(PATIENCE):
         raise RuntimeError((folder / "moments.log").read_text()[-2000:])
     longest = max(seconds, default=0.0)
     print(
@@ -183,40 +188,48 @@ def tell_one_rank(run: subprocess.Popen) -> None:
     os.kill(processes_of(run.pid)[-1], signal.SIGUSR1)
 
 
-# fault -> (what is done, options of torchrun, ranks that go on; 0: torchrun starts them itself)
+# fault -> (what is done, options of torchrun, ranks before each fault and after the last)
 FAULTS = {
-    "kill -9 of a rank, --max-restarts": (kill_rank, ("--max-restarts=2",), 0),
-    "kill -9 of a rank": (kill_rank, (), 2),
-    "kill -9 of torchrun": (kill_torchrun, (), 2),
-    "kill -9 of all processes": (kill_node, (), 2),
-    "SIGTERM to torchrun": (end_torchrun, (), 2),
-    "USR1 to one rank, as at the limit": (tell_one_rank, (), 2),
-    "kill -9 of all, 2 ranks to 1": (kill_node, (), 1),
-    "kill -9 of all, 2 ranks to 3": (kill_node, (), 3),
+    "kill -9 of a rank, --max-restarts": (kill_rank, ("--max-restarts=2",), (2, 2)),  # torchrun starts them anew
+    "kill -9 of a rank": (kill_rank, (), (2, 2)),
+    "kill -9 of torchrun": (kill_torchrun, (), (2, 2)),
+    "kill -9 of all processes": (kill_node, (), (2, 2)),
+    "SIGTERM to torchrun": (end_torchrun, (), (2, 2)),
+    "USR1 to one rank, as at the limit": (tell_one_rank, (), (2, 2)),
+    "kill -9 of all, 2 ranks to 1": (kill_node, (), (2, 1)),
+    "kill -9 of all, 2 ranks to 3": (kill_node, (), (2, 3)),
+    "kill -9 of all, 4 ranks to 3 to 1": (kill_node, (), (4, 3, 1)),
 }
 
 
 def suffer(out: Path, fault: str) -> tuple[int, float, dict[int, float]]:
-    """A run that meets a fault, to its end. Returns steps lost, seconds until it goes on, and its losses."""
-    strike, options, ranks = FAULTS[fault]
-    run = start(out, 2, *options)
+    """A run that meets a fault once or several times, to its end. Returns the most steps lost, the most seconds until
+    it goes on, and its losses.
+    """
+    strike, options, (first, *later) = FAULTS[fault]
+    log, lost, seconds = out.parent / f"{out.name}.log", [], []
+    run = start(out, first, *options)
     try:
-        wait_for(lambda: max(losses(out), default=0) >= AT, "the run does not start")
-        struck = time.monotonic()
-        strike(run)
-        if ranks:
-            run.wait(PATIENCE)
-            run = start(out, ranks)
-        reached = max(losses(out))
-        log = out.parent / f"{out.name}.log"
-        said = wait_for(lambda: log.read_text().partition(f"resumes from {out}/step-")[2], "it does not resume")
-        saved = int(said.split()[0])
-        # Its record is cut back to the checkpoint before the next line is written.
-        wait_for(lambda: saved < max(losses(out), default=0) != reached, "it makes no step")
-        seconds = time.monotonic() - struck
+        for number, ranks in enumerate(later):
+            target = AT + 10 * number
+            wait_for(lambda: max(losses(out), default=0) >= target, f"the run does not reach step {target}")
+            struck = time.monotonic()
+            strike(run)
+            if not options:
+                run.wait(PATIENCE)
+                run = start(out, ranks)
+            reached = max(losses(out))
+            said = wait_for(
+                lambda: log.read_text().split(f"resumes from {out}/step-")[number + 1 :], "it does not resume"
+            )
+            saved = int(said[0].split()[0])
+            # Its record is cut back to the checkpoint before the next line is written.
+            wait_for(lambda: saved < max(losses(out), default=0) != reached, "it makes no step")
+            lost.append(reached - saved)
+            seconds.append(time.monotonic() - struck)
         if run.wait(PATIENCE):
             raise RuntimeError(log.read_text()[-2000:])
-        return reached - saved, seconds, losses(out)
+        return max(lost), max(seconds), losses(out)
     finally:
         run.kill()
         run.wait()
@@ -226,12 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of: {', '.join(FAULTS)}")
     parser.add_argument("--moments", type=int, default=0, help="kill one run at so many random moments")
-    parser.add_argument("--operations", action="store_true", help="kill after every file operation of a save")
+    parser.add_argument("--operations", action="store_true", help="kill before each file operation of a save")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         straight = Path(folder) / "straight"
-        if start(straight, 2).wait(PATIENCE):
+        longer = ("--max-steps", str(STEPS_A_MOMENT * args.moments)) if args.moments else ()
+        if start(straight, 2, flags=longer).wait(PATIENCE):
             raise RuntimeError((Path(folder) / "straight.log").read_text()[-2000:])
         right = losses(straight)
         print("| fault | steps lost | seconds until it goes on | largest difference of losses |\n|---|---|---|---|")

@@ -374,7 +374,7 @@ def ring_budget(times):
         for source, target in ((message.source, message.target) for message in messages):
             expect(
                 (target - source) % world in (1, world - 1),
-                f"{what}: rank {source} sends to rank {target}, which is no neighbour",
+                f"{what}: rank {source} sends to rank {target}, which is not a neighbour",
                 f"only to rank {(source + 1) % world} or {(source - 1) % world}",
                 f"to rank {target}",
                 source,
@@ -426,8 +426,8 @@ def exchange_budget(what, messages, world, piece, a_number):
     ),
     hints=(
         (
-            "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let each"
-            " send to the rank that is k further."
+            "After one round 2 ranks have it, after two rounds 4. In a round in which ranks 0 to k-1 have it, let"
+            " each send to the rank k places further."
         ),
         (
             "Double k in a loop while k < world. Rank r receives in the round in which k <= r < 2k, from r - k; it"
@@ -583,9 +583,9 @@ def test_todo6_ring_all_reduce(student):
             " should send to rank 0 first."
         ),
         (
-            "For step 1 to N - 1: isend to the rank that is step further, irecv from the one that is step back; gather"
-            " the works in a list, and wait for all of them at the end. A list of tensors made by torch.empty_like"
-            " takes what arrives; torch.cat joins it."
+            "For step 1 to N - 1: isend to the rank `step` places further, irecv from the one `step` places back;"
+            " gather the works in a list, and wait for all of them at the end. A list of tensors made by"
+            " torch.empty_like takes what arrives; torch.cat joins it."
         ),
         (
             "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)] with to = (rank + step) % world"

@@ -153,18 +153,18 @@ def shapes_of(odd=False, layers=1):
     1,
     minutes=15,
     why=(
-        "If you know what a model will take, you can say before anything runs on how many GPUs it fits, and in which"
-        " stage. The memory of most failed runs could have been computed on the back of an envelope."
+        "If you know how much memory a model needs, you know before anything runs how many GPUs it takes, and which"
+        " stage. Most runs that ran out of memory could have been predicted on the back of an envelope."
     ),
     hints=(
         (
-            "Three numbers per parameter, whatever the stage; then for each of the three ask whether the stage shards"
-            " it out."
+            "Three numbers per parameter, whatever the stage; then ask for each of the three whether the stage shards"
+            " it."
         ),
         (
-            "In float32 a number takes 4 bytes, and AdamW keeps two of them. Mixed: 2 bytes in bfloat16, and the state"
-            " has one more number, also of 4 bytes. The state is divided by the number of ranks from stage 1 on, the"
-            " gradients from stage 2 on, the weights in stage 3."
+            "In float32 a number takes 4 bytes, and AdamW keeps two numbers per parameter. With mixed precision,"
+            " weight and gradient take 2 bytes each, and the state has one more number of 4 bytes. The state is"
+            " divided by the number of ranks from stage 1 on, the gradients from stage 2 on, the weights in stage 3."
         ),
         (
             "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2,"
@@ -219,7 +219,7 @@ def test_todo7_sent_bytes(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 2 and 3: shards, and how they are sent
 
-SHAPES = ((7,), (2, 3), (1,), (3, 5), (2,), (4, 2, 2))
+SHAPES = ((7,), (2, 3), (1,), (3, 5), (2,), (4, 2, 2), ())
 
 
 def cut_on_rank(code, rank, world, worlds):
@@ -257,13 +257,13 @@ def cut_on_rank(code, rank, world, worlds):
     2,
     minutes=15,
     why=(
-        "Everything else rests on this: if two ranks disagree about which of them has number 1000, nothing fails, but"
-        " the model is wrong. And when memory that should be free is not, a view usually keeps it."
+        "Everything else depends on this: if two ranks disagree about which of them has number 1000, nothing fails,"
+        " but the model is wrong. And when memory that should be free is not, a view usually keeps it."
     ),
     hints=(
         (
-            "First the size, rounded up; then rank r's part begins at r times that size. A slice that goes past the end"
-            " is no error."
+            "First the size, rounded up; then rank r's part begins at r times that size. A slice that goes past the"
+            " end is not an error."
         ),
         (
             "-(-a // b) rounds up. tensor.view(-1) is the vector, a slice of it a view. new_zeros makes zeros of the"
@@ -284,7 +284,8 @@ def test_todo2_shards(student):
         size, what = math.ceil(len(tensor) / n), f"a tensor of shape {shape} on {n} rank{'s' if n > 1 else ''}"
         expect(
             found["size"] == size,
-            f"shard_size({len(tensor)}, {n}) is wrong: a shard too short loses numbers, one too long wastes memory",
+            f"shard_size({len(tensor)}, {n}) is wrong: a shard that is too short loses numbers, one that is too long"
+            " wastes memory",
             size,
             found["size"],
         )
@@ -310,17 +311,17 @@ def test_todo2_shards(student):
             )
         expect(
             found["dtype"] == "torch.bfloat16",
-            "a part in bfloat16 is filled up to a shard of another dtype",
+            "a part in bfloat16 is padded to a shard of a different dtype",
             "bfloat16",
             found["dtype"],
         )
         expect(
             found["written"].view(-1).tolist() == (tensor + 100).tolist(),
-            f"{what}: writing into my_part does not write into the tensor: it is a copy",
+            f"{what}: writing into my_part does not change the tensor: my_part is a copy",
             (tensor + 100).tolist(),
             found["written"].view(-1).tolist(),
         )
-        check_tensor(f"{what}: what joined puts together", found["whole"], tensor.view(shape))
+        check_tensor(f"{what}: what joined returns", found["whole"], tensor.view(shape))
 
 
 def lists_on_rank(code, rank, world, mine, dtype):
@@ -356,8 +357,8 @@ def numbers(shape, number, mine):
     minutes=20,
     needs=(2,),
     why=(
-        "A transformer has hundreds of parameters. With a collective for each of them, latency takes most of the time;"
-        " so FSDP2 copies a block's shards together, and FSDP1 made one flat parameter of them."
+        "A transformer has hundreds of parameters. With a collective for each of them, latency takes most of the"
+        " time; so FSDP2 copies a block's shards into one buffer, and FSDP1 made them one flat parameter."
     ),
     hints=(
         (
@@ -409,7 +410,7 @@ def check_lists(run, of_rank, dtype):
             mean = torch.stack([numbers(shape, number, mine) for mine in of_rank]).mean(dim=0).view(-1)
             right = mean[rank * sizes[number] : (rank + 1) * sizes[number]]
             right = F.pad(right, (0, sizes[number] - len(right)))
-            summed = world * right, "The sum is there, in the right places: which division is missing?"
+            summed = world * right, "The sum is in the right places: which division is missing?"
             check_tensor(
                 f"reduce_to_shards {on}: what rank {rank} gets for tensor {number} of shape {shape}",
                 seen["reduced"][number],
@@ -620,7 +621,7 @@ def check_state(told, names, rank):
 
 # What is wrong with what a rank holds, sends or steps is the same kind of failure in every stage, and for masters.
 HINTS = {
-    ("too much", "optimizer"): "For which tensors does the optimizer make a state, and how long are they?",
+    ("too much", "optimizer"): "For which tensors does the optimizer make a state, and how long are those tensors?",
     ("too much", "gradients"): "Which gradients are still referred to, though nothing needs them any more?",
     ("too much", "weights"): "What keeps more memory alive than expected: a whole weight that is not freed, or a view?",
     ("too little", "optimizer"): "An optimizer makes its state in its first step, for what it holds and has a `grad`.",
@@ -631,8 +632,8 @@ HINTS = {
         "gradients",
     ): "A rank steps only its part. Which numbers of the mean does it need, and from how many ranks?",
     ("sent", "weights"): "After the step a rank has new numbers only in its part. Which numbers do the others lack?",
-    "collectives": "Several tensors can be sent in one call, one behind the other.",
-    "leaves": "A result of autograd is not a leaf. A leaf can use its memory; and its gradient must be requested.",
+    "collectives": "One call can send several tensors, one after the other.",
+    "leaves": "A result of autograd is not a leaf. A leaf can use the same memory; ask for its gradient.",
     "options": "A group is a dictionary. What else is in it, apart from parameters?",
 }
 
@@ -651,7 +652,7 @@ def check_held(told, seen, limits, rank, whole):
         if seen[kind] >= whole[kind] > most:
             more = (
                 f"{seen[kind]:,} bytes of {what}, as much as a rank that trains alone, or more: nothing is sharded, or"
-                " what was is not freed"
+                " what was sharded is not freed"
             )
         expect(
             seen[kind] <= most,
@@ -664,7 +665,7 @@ def check_held(told, seen, limits, rank, whole):
         less = f"{told}, rank {rank} holds {seen[kind]:,} bytes of {what}, and {due}: was it ever made here?"
         if kind == "gradients":
             less = f"{told}, rank {rank} holds {seen[kind]:,} bytes of gradients before the step, and {due}" + (
-                ": none has come to what its optimizer trains" if not seen[kind] else ""
+                ": none reaches the parameters that its optimizer trains" if not seen[kind] else ""
             )
         too_little = HINTS["too little", kind]
         expect(least <= seen[kind], less, f"{least:,} bytes", f"{seen[kind]:,} bytes", rank, too_little)
@@ -775,7 +776,7 @@ def check_losses(told, ranks, right):
             f"{told}, loss {number + 1} of {len(right)} is not one process's",
             loss,
             seen,
-            hint="Until then all losses were right. Which numbers has the last step changed, and with which gradient?"
+            hint="Until then all losses were right. Which numbers did the last step change, and with which gradient?"
             if number
             else "",
         )
@@ -875,8 +876,8 @@ def check_stage(student, stage, trials):
     needs=(2, 3),
     why=(
         "With AdamW the state is half of all memory in float32, and three quarters with mixed precision. Sharding it"
-        " costs no additional bytes: an all-reduce is a reduce-scatter and an all-gather anyway, and the step goes in"
-        " between."
+        " sends no additional bytes: an all-reduce is a reduce-scatter and an all-gather anyway, and the step fits"
+        " between the two."
     ),
     hints=(
         ("Only the order is new: reduce to shards, step parts, gather shards. The first and the last are in TODO 3."),
@@ -912,7 +913,7 @@ def test_todo4_stage_1(student):
             right,
             mine["lengths"],
             rank,
-            "Each rank steps its own part of every parameter, and no more. A function of TODO 2 says which.",
+            "Each rank steps only its own part of every parameter. A function of TODO 2 gives that part.",
         )
         expect(
             mine["given"],
@@ -924,7 +925,7 @@ def test_todo4_stage_1(student):
         )
         expect(
             mine["leaves"],
-            f"{where}: an optimizer takes leaf tensors that require a gradient, and these are none",
+            f"{where}: an optimizer takes leaf tensors that require a gradient, and these are not leaves that do",
             "leaves that require a gradient",
             "others",
             rank,
@@ -1097,12 +1098,12 @@ def equal(state, other):
     further=True,
     needs=(2, 3),
     why=(
-        "Jobs end, and the next one may get another number of GPUs. A checkpoint of parts that only the same ranks can"
-        " read is lost with them. And a run that resumes without its averages makes a step of the wrong size, which"
+        "Jobs end, and the next one may get another number of GPUs. If only the same ranks can read a checkpoint of"
+        " parts, it is lost with them. A run that resumes without its averages makes a step of the wrong size, which"
         " shows as a jump in the loss."
     ),
     hints=(
-        "Build new dictionaries; gather or cut the long values, and pass the others on.",
+        "Build new dictionaries: gather or cut the long values, and keep the others as they are.",
         (
             "A part may be shorter than the shard: pad it before it is gathered; joined cuts it to the parameter's"
             " shape. On the way back my_part is a view, which keeps the whole tensor alive, so clone it."
@@ -1134,7 +1135,7 @@ def test_todo5_state(student):
             rank,
         )
         what = f"with SGD on {world} ranks, the saved momentum_buffer of parameter 0"
-        check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="that of a plain optimizer")
+        check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="what a plain optimizer has")
         expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
         most = 8 * share(trained, world)
         expect(
@@ -1145,7 +1146,7 @@ def test_todo5_state(student):
             f"{mine['held']:,} bytes",
             rank,
         )
-    check_losses("gone on with after loading", ranks, right["losses"])
+    check_losses("continued after loading", ranks, right["losses"])
 
 
 def check_saved(told, saved, plain, rank):
@@ -1161,7 +1162,7 @@ def check_saved(told, saved, plain, rank):
     )
     expect(
         set(saved["state"]) == set(plain["state"]),
-        f"{told}, the saved state belongs to other parameters",
+        f"{told}, the saved state belongs to different parameters",
         sorted(plain["state"]),
         sorted(saved["state"]),
         rank,
@@ -1201,8 +1202,8 @@ def check_saved(told, saved, plain, rank):
         ),
         (
             "parameter.register_post_accumulate_grad_hook(function) calls function(parameter). A function made in a"
-            " loop sees the loop's last value; a default argument, or functools.partial, keeps each one's own. After a"
-            " first pass part.grad is there already: add."
+            " loop sees the loop's last value; a default argument, or functools.partial, gives each function its own."
+            " After a first pass part.grad is there already: add."
         ),
         (
             "In the hook: (shard,) = reduce_to_shards([parameter.grad], world); part.grad is shard[: len(part)], or the"
@@ -1320,11 +1321,11 @@ def unit_serial(factors, dtype):
     minutes=15,
     needs=(2, 3),
     why=(
-        "In stage 3 a weight exists for as long as its layer computes, and no longer. If it is freed in name only,"
-        " because a view or autograd keeps it, the memory is what stage 2 takes, and the extra messages are wasted."
+        "In stage 3 a weight exists for as long as its layer computes, and no longer. If a view or autograd keeps it"
+        " alive, it is not really freed: it takes as much memory as in stage 2, and the extra messages are wasted."
     ),
     hints=(
-        "Freeing is one line for each parameter. Making whole has three parts: gather, allocate, fill.",
+        "Freeing is one line for each parameter. Making a unit whole takes three steps: gather, allocate, fill.",
         (
             "gather_shards(unit.shards, unit.world) gives the vectors. The storage needs parameter.numel() *"
             " parameter.element_size() bytes. joined gives the tensor; parameter.data.copy_ writes it without"
@@ -1411,7 +1412,7 @@ def check_unsharded(on, seen, right, nbytes, rank):
     )
     for name, weight in right["weights"].items():
         told = f"after unshard {on}, {name} on rank {rank}"
-        check_tensor(told, seen["whole"][name], weight, rank=rank, than="what the ranks' shards say")
+        check_tensor(told, seen["whole"][name], weight, rank=rank, than="the numbers from the ranks' shards")
     expect(
         seen["same"],
         f"after unshard, rank {rank}'s module has different parameters now: layers, hooks and the optimizer's list"
@@ -1473,13 +1474,13 @@ ACTIVATIONS = 2 * 7 + 2 * 1  # numbers that Tiny keeps for its backward pass: af
     minutes=35,
     needs=(2, 3, 8),
     why=(
-        "This is FSDP. What a rank holds shrinks with every rank that is added, so a model of any size fits on enough"
-        " of them; and not a line of the model's code has changed."
+        "This is FSDP. Every rank that is added reduces what each rank holds, so a model of any size fits on enough"
+        " ranks; and not a line of the model's code has changed."
     ),
     hints=(
         (
-            "Follow one block through the drawing: gathered, freed, gathered, and at last reduced and freed. Which call"
-            " belongs to which of these?"
+            "Follow one block through the drawing: gathered, freed, gathered again, and finally reduced and freed."
+            " Which call belongs to which of these?"
         ),
         (
             "Two hooks on unit.module: before the forward pass unshard; after it reshard, and a hook on the output that"
@@ -1583,9 +1584,9 @@ def mixed_serial(seeds, steps, kind="AdamW"):
     further=True,
     needs=(2, 3),
     why=(
-        "Half of the bytes for weights, gradients and messages, and on most GPUs a multiple of the speed; but only"
-        " float32 masters keep what small steps and long sums would lose. Masters and state are 12 of the 16 bytes,"
-        " and stage 1 shards exactly those."
+        "bfloat16 halves the bytes of weights, gradients and messages, and makes most GPUs several times as fast; but"
+        " only float32 masters keep what small steps and long sums would lose. Masters and state are 12 of the 16"
+        " bytes, and stage 1 shards exactly those."
     ),
     hints=(
         "The same three places as in TODO 4, each with a change of dtype. In which direction?",
@@ -1639,7 +1640,7 @@ def check_masters(told, mine, rank):
     )
     expect(
         mine["leaves"],
-        f"{told}: an optimizer takes leaf tensors that require a gradient, and the masters are none",
+        f"{told}: an optimizer takes leaf tensors that require a gradient, and the masters are not",
         "leaves",
         "others",
         rank,
@@ -1659,7 +1660,7 @@ def check_masters(told, mine, rank):
         "bfloat16",
         mine["dtype of weights"],
         rank,
-        "The model continues to compute with the weights that it has: only their numbers are new.",
+        "The model goes on computing with the same weight tensors: only their numbers are new.",
     )
 
 
@@ -1700,10 +1701,10 @@ def check_mixed_numbers(told, steps, ranks, right):
         # Two numbers have the same sum in either order, so the difference is the rounding within a step.
         expect(
             near(seen - right["first"][name], master - right["first"][name], 1e-3),
-            f"{told}: after {steps} steps the masters of {name} are not one process's",
+            f"{told}: after {steps} steps the masters of {name} are not those of one process",
             f"moved by {moved:.5g}",
             f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
-            hint="Follow one number: gradient, mean, step, master. Where is it rounded, or another rank's?",
+            hint="Follow one number: gradient, mean, step, master. Where is it rounded, or is it another rank's?",
         )
         for rank, mine in enumerate(ranks):
             rounded = put_together([other["masters"][name] for other in ranks], master.shape).bfloat16()
@@ -1730,8 +1731,8 @@ def check_mean_in_float32(student):
         # numbers in a different order, and masters that are rounded to float32, differ by 1e-6 of it and less.
         expect(
             near(seen - right["first"][name], master - right["first"][name], REL, MOVED),
-            f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} differ from one"
-            " process's, which takes the mean of the gradients in float32",
+            f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} differ from one process's,"
+            " which takes the mean of the gradients in float32",
             f"moved by {moved:.6g}",
             f"moved by {(seen - right['first'][name]).norm():.6g}, and {(seen - master).norm():.2g} away",
             hint="A mean is a sum and a division. In which dtype is each of them?",

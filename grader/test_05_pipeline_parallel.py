@@ -33,15 +33,21 @@ from torch import nn
 from grader.kit import (
     Private,
     check_answers,
+    check_refusals,
     expect,
     hinted,
     kind_of,
     as_evidence,
     check_tensor,
+    lengths,
     near,
     mark,
     merciless_messages,
+    numbers,
+    pipelines,
+    raised,
     rehearse,
+    shares,
     sound,
     todo,
 )
@@ -92,32 +98,21 @@ def filled_up(costs, stages):
     return max(loads)
 
 
-def drawn_costs(draw, stages, parts):
-    """Costs in whole multiples of a fraction, such as a half, so that sums are exact. Filling stages one after the
-    other does not find the best cut.
-    """
+def drawn_costs(draw, stages):
+    """Filling stages one after the other does not find the best cut of these. None is large: its stage would decide."""
     while True:
-        costs = [draw.randrange(0, 20) / parts for _ in range(draw.randrange(5, 9))]
+        costs = numbers(draw, draw.randrange(5, 9), "zero", "tie", "whole", most=20)
         if filled_up(costs, stages) > slowest(costs, stages):
             return costs, stages
 
 
-def cuts_on_rank(code, rank, world, costs, refused):
+def cuts_on_rank(code, rank, world, costs, grid):
     found = []
     for mine, stages in costs:
         given = list(mine)
         cut = plain_lists(code.cut(given, stages))
         found.append({"cut": cut, "kept": given == list(mine)})
-    return {"cuts": found, "refused": [raised(lambda n=n, k=k: code.cut([1.0] * n, k))[0] for n, k in refused]}
-
-
-def raised(call):
-    """The name of what a call raises, and its text; "" if nothing."""
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", ""
+    return {"cuts": found, "refused": [raised(lambda n=n, k=k: code.cut([1.0] * n, k)) for n, k in grid]}
 
 
 def plain_lists(value):
@@ -250,20 +245,17 @@ def check_cuts(student, draw):
         ([0.0] + [1.0] * 9 + [6.0], 4),
         ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages differ from these
     ]
-    costs += [drawn_costs(draw, stages, parts) for stages, parts in ((2, 1), (3, 2), (4, 2), (2, 32), (3, 32))]
-    refused = [(n, stages) for n in (1, 2, 4) for stages in (n + 1, n + 2, 3 * n)]
-    (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs, refused=refused).evidence
+    costs += [drawn_costs(draw, stages) for stages in (2, 2, 3, 3, 4)]
+    grid = list(itertools.product(range(1, 7), repeat=2))
+    (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs, grid=grid).evidence
     for (mine, stages), found in zip(costs, seen["cuts"], strict=True):
         check_one_cut(mine, stages, found["cut"])
         expect(found["kept"], f"cut({mine}, {stages}) changes the list of costs", "the same list", "another")
-    for (n, stages), error in zip(refused, seen["refused"], strict=True):
-        expect(
-            error == "ValueError",
-            f"cut({[1.0] * n}, {stages}): {n} piece{'s' if n > 1 else ''} cannot make {stages} stages, and no error"
-            " says so",
-            "ValueError",
-            error or "nothing",
-        )
+    check_refusals(
+        [zip(grid, seen["refused"], strict=True)],
+        refused=lambda n, stages: n < stages,
+        told=lambda n, stages: f"cut({[1.0] * n}, {stages}), {n} piece{'s' if n > 1 else ''} in {stages} stages,",
+    )
 
 
 def check_one_cut(mine, stages, found):
@@ -463,7 +455,7 @@ def harm_to(batch, first, inputs):
     """How a batch that the caller keeps was changed; "" if it was not."""
     like, xs = batch.like, batch.xs
     if like.requires_grad or like.grad is not None or not like.isnan().all():
-        return "`batch.like` is received into, or asked for a gradient"
+        return "a message received into `batch.like`, or its gradient requested"
     if first and any(x.requires_grad or x.grad is not None for x in xs):
         return "the batch's inputs have been asked for gradients"
     if first and not all(torch.equal(x, right) for x, right in zip(xs, inputs, strict=True)):
@@ -828,10 +820,8 @@ def whole_batch(rows, counted):
 )
 def test_todo3_microbatches(student):
     draw = student.draw("microbatches")
-    cases = [
-        (rows, [draw.randrange(0, 5) for _ in range(rows - 1)] + [4], m)
-        for rows, m in ((6, 3), (5, 2), (4, 4), (7, 1), (3, 5))
-    ]
+    many = draw.randrange(2, 6)
+    cases = [(rows, shares(draw, rows, most=4), m) for m in (1, many) for rows in lengths(draw, m) if rows]
     cases += [(4, [4, 1, 0, 0], 2), (4, [0, 0, 0, 0], 2)]
     rights = [student.reference(whole_batch, rows=rows, counted=counted) for rows, counted, _ in cases]
     unequal = rights[-2]
@@ -950,15 +940,15 @@ def plain_schedule(value):
                 and isinstance(action[0], str)
                 and all(isinstance(n, int) for n in action[1:])
             ):
-                return f"a list with {action!r:.60} in it, which is no Action"
+                return f"a list with {action!r:.60} in it, which is not an Action"
         rows.append([[str(kind), int(number), int(chunk)] for kind, number, chunk in actions])
     return rows
 
 
-def schedules_on_rank(code, rank, world, name, sizes, refused):
+def schedules_on_rank(code, rank, world, name, sizes, grid=()):
     return {
         "schedules": [plain_schedule(getattr(code, name)(*size)) for size in sizes],
-        "refused": [raised(lambda size=size: getattr(code, name)(*size))[0] for size in refused],
+        "refused": [raised(lambda size=size: getattr(code, name)(*size)) for size in grid],
     }
 
 
@@ -1140,8 +1130,7 @@ def test_todo4_gpipe_and_times(student):
     draw = student.draw("times")
     with hinted("GPipe: every rank does the same, in the same order."):
         check_gpipe(student, draw)
-    # Seconds that are not whole: any rounding on the way shows.
-    seconds = {kind: n / 8 + 0.03 for kind, n in zip("FBIW", draw.sample(range(1, 80), 4))}
+    seconds = dict(zip("FBIW", numbers(draw, 4)))
     schedules = [gpipe_schedule(3, 4)]
     schedules += [
         random_schedule(draw, p, m, v, split)
@@ -1164,9 +1153,8 @@ def test_todo4_gpipe_and_times(student):
 
 
 def check_gpipe(student, draw):
-    sizes = [(1, 1), (2, 3), (3, 2), (4, 8), (draw.randrange(5, 9), draw.randrange(3, 12))]
-    (seen,) = student.call(schedules_on_rank, world=1, group=False, name="gpipe", sizes=sizes, refused=[]).evidence
-    for (p, m), schedule in zip(sizes, seen["schedules"], strict=True):
+    sizes = [(1, 1)] + [(p, m) for p, m, _ in pipelines(draw)]
+    for (p, m), schedule in zip(sizes, schedules_of(student, "gpipe", sizes), strict=True):
         told = f"gpipe({p}, {m})"
         check_actions(told, schedule, p, m, 1, "FB")
         for rank, actions in enumerate(schedule):
@@ -1211,9 +1199,10 @@ def check_times(schedule, times, seconds):
 
 
 def check_stuck(errors):
-    for (why, schedule), (error, text) in zip(STUCK.items(), errors, strict=True):
+    for (why, schedule), found in zip(STUCK.items(), errors, strict=True):
+        error, text = (found["error"], found["text"]) if found else ("nothing", "")
         told = f"simulate: a schedule that gets stuck ({why})"
-        expect(error == "ValueError", f"{told} raises {error or 'nothing'}", "ValueError", error or "nothing")
+        expect(error == "ValueError", f"{told} raises {error}", "ValueError", error)
         _, (rank, action) = times_of(schedule, dict.fromkeys("FBIW", 1))
         name = f"{action[0]}{action[1]}"
         numbers = re.findall(r"\d+", re.sub(r"[FBIW]\d+", "", text))
@@ -1615,8 +1604,8 @@ def refused_on_rank(code, rank, world, schedule):
     stage = Work(rank, 1, 3, torch.float32, tell=lambda **about: watch.append(about["kind"]))
     xs = inputs_of(0, 2, 2, 3, torch.float32)
     batch = code.Batch(xs, [torch.zeros(2, dtype=torch.int64)] * 2, torch.zeros(2, 4), share_of_loss(4))
-    error, _ = raised(lambda: code.execute(actions_of(code, schedule), [stage], batch, rank, world))
-    return {"raised": error, "called": len(watch)}
+    found = raised(lambda: code.execute(actions_of(code, schedule), [stage], batch, rank, world))
+    return {"raised": found and found["error"], "called": len(watch)}
 
 
 def goes_on_rank(code, rank, world, questions):
@@ -1808,9 +1797,7 @@ def last_one_counts(student, trials):
 )
 def test_todo7_one_f_one_b(student):
     draw = student.draw("1F1B")
-    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2)]
-    sizes += [(p, draw.randrange(8, 14)) for p in (5, 6, 7, 8)]
-    sizes.append((3, draw.randrange(4, 7)))
+    sizes = [(p, m) for p, m, _ in pipelines(draw)] + [(3, draw.randrange(4, 7))]  # the last one is run
     schedules = schedules_of(student, "one_f_one_b", sizes)
     for (p, m), schedule in zip(sizes, schedules, strict=True):
         told = f"one_f_one_b({p}, {m})"
@@ -1822,8 +1809,7 @@ def test_todo7_one_f_one_b(student):
 
 def schedules_of(student, name, sizes):
     """The schedules that the student's function returns for these sizes."""
-    inputs = dict(name=name, sizes=sizes, refused=[])
-    (seen,) = student.call(schedules_on_rank, world=1, group=False, **inputs).evidence
+    (seen,) = student.call(schedules_on_rank, world=1, group=False, name=name, sizes=sizes).evidence
     return seen["schedules"]
 
 
@@ -1881,13 +1867,13 @@ def check_length(told, schedule, limits, whose):
 )
 def test_todo8_interleaved(student):
     draw = student.draw("interleaved")
-    sizes = [(1, 2, 2), (2, 2, 2), (2, 4, 3), (3, 3, 2), (4, 8, 2), (4, 12, 3), (5, 10, 2), (3, 6, 4)]
-    sizes.append(draw.choice([(2, 4, 2), (2, 2, 3), (3, 3, 2)]))
+    sizes = pipelines(draw, chunks=(2, 3, 4), groups=True) + pipelines(draw, chunks=(4, 2, 3), groups=True)
+    sizes.append(draw.choice([(2, 4, 2), (2, 2, 3), (3, 3, 2)]))  # is run
     schedules = schedules_of(student, "interleaved", sizes)
     for size, schedule in zip(sizes, schedules, strict=True):
         check_interleaved(schedule, *size)
     with hinted("Which numbers of micro-batches cannot be divided into groups of `world`?"):
-        refuses_other_numbers(student)
+        check_groups(student)
     check_trials(student, [fixed_trial(draw, "interleaved", schedules[-1], *sizes[-1][1:])])
 
 
@@ -1910,14 +1896,14 @@ def check_interleaved(schedule, p, m, v):
     )
 
 
-def refuses_other_numbers(student):
-    sizes = [(p, m, 2) for p in (2, 3, 4) for m in range(1, 9) if m % p]
-    (seen,) = student.call(
-        schedules_on_rank, world=1, group=False, name="interleaved", sizes=[], refused=sizes
-    ).evidence
-    for (p, m, v), error in zip(sizes, seen["refused"], strict=True):
-        told = f"interleaved{p, m, v}: {m} is not a multiple of {p} ranks, and no error says so"
-        expect(error == "ValueError", told, "ValueError", error or "nothing")
+def check_groups(student):
+    grid = [(p, m, v) for p in (1, 2, 3, 4, 5) for m in range(1, 11) for v in (2, 3)]
+    (seen,) = student.call(schedules_on_rank, world=1, group=False, name="interleaved", sizes=[], grid=grid).evidence
+    check_refusals(
+        [zip(grid, seen["refused"], strict=True)],
+        refused=lambda p, m, v: m % p != 0,
+        told=lambda p, m, v: f"interleaved{p, m, v}, {m} micro-batch{'es' if m > 1 else ''} on {p} ranks,",
+    )
 
 
 def interleaved_schedule(p, m, v):
@@ -2154,9 +2140,7 @@ def check_weights_part(told, case):
 )
 def test_todo10_zero_bubble(student):
     draw = student.draw("zero bubble")
-    sizes = [(1, 3), (2, 1), (2, 5), (3, 3), (4, 8), (5, 2)]
-    sizes += [(p, draw.randrange(8, 14)) for p in (5, 6, 7, 8)]
-    sizes.append((3, draw.randrange(4, 7)))
+    sizes = [(p, m) for p, m, _ in pipelines(draw)] + [(3, draw.randrange(4, 7))]  # the last one is run
     *_, run = schedules = schedules_of(student, "zero_bubble", sizes)
     for (p, m), schedule in zip(sizes, schedules, strict=True):
         told = f"zero_bubble({p}, {m})"
@@ -2209,7 +2193,7 @@ def check_split_length(told, schedule, p, m):
 )
 def test_todo11_predictions(student):
     draw = student.draw("predictions")
-    times, alive = predicted_times(draw), predicted_memory()
+    times, alive = predicted_times(draw), predicted_memory(draw)
     # Sums of a few numbers of float64, and a difference of two that may be close to each other.
     with hinted("For GPipe, work it out by hand: one rank's work, plus what p - 1 ranks add before it comes back."):
         right = {key: answer for key, answer in times.items() if answer != 0}
@@ -2229,13 +2213,8 @@ def test_todo11_predictions(student):
 def predicted_times(draw):
     """The answers of step_seconds and bubble_share."""
     right = {}
-    work = [
-        (4, 8, 1.0, 1.0, 1.0),
-        (1, 3, 2.0, 3.0, 1.0),
-        (8, 64, 0.03, 0.04, 0.02),
-        (2, 2, 1.0, 2.0, 0.5),
-        (draw.randrange(3, 9), 72, draw.uniform(1, 2), draw.uniform(2, 3), draw.uniform(1, 2)),
-    ]
+    work = [(4, 8, 1.0, 1.0, 1.0), (8, 64, 0.03, 0.04, 0.02)]
+    work += [(p, m, *numbers(draw, 3)) for p, m, _ in pipelines(draw)]
     for p, m, f, i, w in work:
         bubbles = [("GPipe", 1, f + i + w), ("1F1B", 1, f + i + w), ("zero bubble", 1, f + i - w)]
         bubbles += [("interleaved", v, (f + i + w) / v) for v in (2, 5)]
@@ -2246,10 +2225,10 @@ def predicted_times(draw):
     return right
 
 
-def predicted_memory():
+def predicted_memory(draw):
     """The answers of most_alive, for sizes that the schedules accept: for interleaved, whole groups of p."""
     right = {}
-    for p, m, v in ((4, 8, 1), (4, 2, 1), (3, 3, 2), (4, 8, 4), (1, 4, 2), (2, 2, 3)):
+    for p, m, v in pipelines(draw) + pipelines(draw, chunks=(2, 3, 4), groups=True):
         for rank in range(p):
             alive = {"GPipe": m, "1F1B": min(m, p - rank), "zero bubble": min(m, p)}
             if v > 1:
@@ -2363,7 +2342,7 @@ def test_todo12_evaluation(student):
     with hinted("Which rank has the value, and which dtype keeps all its digits?"):
         check_told(student, draw)
     with hinted("Only forward passes. In which order do they go through the chunks, so that no rank waits?"):
-        check_forward_only(student)
+        check_forward_only(student, draw)
     for world, ms, how, rights in trials:
         run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
         for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
@@ -2390,7 +2369,7 @@ def evaluation_trial(student, draw, world, v):
 def check_told(student, draw):
     """A loss is positive, but the value may be any number, and none of its digits may be lost."""
     for world in (1, 2, 3):
-        values = [draw.uniform(1, 9) + 1e-11, -draw.uniform(1, 9), 0.0, draw.uniform(1e9, 1e10)]
+        values = numbers(draw, 5, "negative", "zero", "whole", "large") + [draw.uniform(1, 9) + 1e-11]
         inputs = Private([[None] * len(values)] * (world - 1) + [values])
         for rank, seen in enumerate(student.call(tell_on_rank, world=world, values=inputs).evidence):
             for value, got in zip(values, seen, strict=True):
@@ -2404,8 +2383,8 @@ def check_told(student, draw):
                 )
 
 
-def check_forward_only(student):
-    sizes = [(1, 1, 1), (2, 3, 1), (3, 2, 1), (4, 8, 1), (2, 4, 2), (3, 3, 3), (4, 6, 2)]
+def check_forward_only(student, draw):
+    sizes = pipelines(draw, chunks=(1, 2, 3))
     for (p, m, v), schedule in zip(sizes, schedules_of(student, "forward_only", sizes), strict=True):
         told = f"forward_only({p}, {m}, {v})"
         check_actions(told, schedule, p, m, v, "F")

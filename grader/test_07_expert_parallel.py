@@ -37,6 +37,7 @@ from grader.kit import (
     hinted,
     kind_of,
     mark,
+    shares as uneven_shares,
     todo,
 )
 from utils.memory import Storages
@@ -488,7 +489,7 @@ def tables(draw, size, each):
     without any row, and one with a rank that has neither tokens nor a chosen expert.
     """
     experts = size * each
-    common = [[draw.randrange(6) for _ in range(experts)] for _ in range(size)]
+    common = [uneven_shares(draw, experts) for _ in range(size)]
     idle = [
         [0 if r == size - 1 or e // each == 0 else draw.randrange(1, 6) for e in range(experts)] for r in range(size)
     ]
@@ -708,16 +709,17 @@ def check_combine(student):
     4,
     minutes=25,
     needs=(3,),
-    why="A result that lands on another token raises no error, and a gradient that does not come home raises none "
-    "either: the loss falls, only less far. "
-    "Both were in libraries that many people used.",
+    why=(
+        "A result that lands on another token raises no error, nor does a gradient that does not return: the loss"
+        " falls, only less far. Widely used libraries have had both mistakes."
+    ),
     hints=(
         "Follow one row: its slot, its place among what leaves, its place among what arrives, its place after "
         "regrouping, and all the way back.",
-        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for arguments that are "
-        "no tensors. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its "
-        "gate. order.argsort() undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts "
-        "the rows for the experts, torch.cat joins their results.",
+        "The gradient of an exchange is an exchange with leaving and arriving swapped, and None for arguments that"
+        " are not tensors. slots_R // K is a slot's token, gates_NK.flatten()[slots_R] its gate. order.argsort()"
+        " undoes order. Lengths for lists: .sum(dim=1).tolist(). tensor.split(lengths) cuts the rows for the experts,"
+        " torch.cat joins their results.",
         "sort_slots; exchange_counts; leaving = counts_E.view(world, -1).sum(dim=1).tolist(); "
         "Exchange.apply(h_ND[slots_R // K], …); rows[order].split(…); each expert on its part; "
         "Exchange.apply(results[order.argsort()], arriving, leaving, group); combine.",
@@ -939,8 +941,15 @@ def compare_kept(what, got, due, chosen):
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: the balancing loss
 
-# (tokens of each rank, experts, choices)
-BALANCES = (((9,), 4, 2), ((40, 30), 4, 1), ((25, 0, 40), 6, 2), ((8, 8, 8, 8), 3, 1), ((10, 30, 20, 5, 40), 5, 3))
+# (tokens of each rank, experts, choices). 1,100 tokens give an expert more slots than bfloat16 can count.
+BALANCES = (
+    ((9,), 4, 2),
+    ((1100, 30), 3, 2),
+    ((40, 30), 4, 1),
+    ((25, 0, 40), 6, 2),
+    ((8, 8, 8, 8), 3, 1),
+    ((10, 30, 20, 5, 40), 5, 3),
+)
 
 
 def balance_inputs(seed, n, experts, k, rank):
@@ -1039,9 +1048,11 @@ def test_todo6_balance(student):
                 dtype=found["grad"].dtype,
                 than=f"what it should be: {world} times (the number of ranks) the derivative of the loss, so that the"
                 " ranks' average is right",
-                hint="The loss's value comes from all ranks, and no gradient through the all-reduce. Which tensor of"
-                " this rank has a gradient, and by what is it to be multiplied? Its value is put right by adding what"
-                " is detached.",
+                hint=(
+                    "The loss's value comes from all ranks, but no gradient passes through the all-reduce. Which"
+                    " tensor of this rank has a gradient, and what factor does it need? A detached term corrects its"
+                    " value."
+                ),
             )
             (events,) = cases(run.events)
             # An all-reduce of float64 numbers, forward and backward.
@@ -1172,14 +1183,14 @@ def check_groups(student, world, spread):
         for name, got, right in zip(("that exchanges tokens", "that holds the same experts"), groups, due, strict=True):
             expect(
                 isinstance(got, list),
-                f"{what}: rank {rank}'s group {name} is {got}: it is not in it, or it is no group",
+                f"{what}: rank {rank}'s group {name} is {got}: the rank is not in it, or it is not a group",
                 f"ranks {right}",
                 got,
                 rank,
             )
             expect(
                 got == right,
-                f"{what}: rank {rank}'s group {name} has other members",
+                f"{what}: rank {rank}'s group {name} has the wrong members",
                 f"ranks {right}",
                 f"ranks {got}",
                 rank,
@@ -1211,8 +1222,7 @@ def test_todo8_costs(student):
     draw, right = student.draw("costs"), {}
     shapes = ((1, 3), (2, 1), (2, 2), (3, 2), (4, 1), (5, 3), (8, 1))
     for world, each in shapes:
-        table = [[draw.choice((0, 1, 5, 20)) for _ in range(world * each)] for _ in range(world)]
-        table[0][0] += 1
+        table = [uneven_shares(draw, world * each, most=20) for _ in range(world)]
         dim, size, rank = draw.choice((8, 64, 100)), draw.choice((2, 4)), draw.randrange(world)
         mine = range(rank * each, (rank + 1) * each)
         leaves = sum(n for e, n in enumerate(table[rank]) if e not in mine)
@@ -1482,8 +1492,7 @@ def check_spread(told_size, found, right, each, rank):
         stray = sorted(set(got) ^ set(those)) or [name for name in got if got.count(name) > 1]
         expect(
             not stray,
-            f"spread_experts on {told_size}: the list of {what} on rank {rank} is wrong with respect to "
-            f"{stray[0] if stray else ''}",
+            f"spread_experts on {told_size}: the list of {what} on rank {rank} is wrong: {stray[0] if stray else ''}",
             f"{len(those)} parameters",
             f"{len(got)} parameters",
             rank,

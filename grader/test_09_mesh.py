@@ -33,6 +33,9 @@ from grader.kit import (
     expect,
     hinted,
     mark,
+    meshes,
+    nodes,
+    numbers,
     plain,
     todo,
 )
@@ -145,7 +148,7 @@ def misled(draw, rule):
     """A box and its nodes, drawn such that an order by this rule sends more than it must."""
     while True:
         sizes = dict(zip(draw.sample(AXES, 2), draw.sample([2, 3, 4, 6], 2)))
-        sent, node = {axis: float(draw.randint(1, 99)) for axis in sizes}, draw.choice([2, 3, 4, 6])
+        sent, node = dict(zip(sizes, numbers(draw, 3, most=99))), draw.choice([2, 3, 4, 6])
         ruled = sorted(sizes, key=lambda axis: rule(axis, sizes[axis], sent[axis]))
         fewest = min(crossing(order, sent, node) for order in all_orders(sizes))
         if crossing({axis: sizes[axis] for axis in ruled}, sent, node) > 1.01 * fewest:
@@ -182,9 +185,10 @@ def test_todo1_orders(student):
     asked = [(sizes, {"pp": 0.1e9, "dp": 3e9, "tp": 8e9}, 4), (sizes, {"pp": 8e9, "dp": 3e9, "tp": 0.1e9}, 4)]
     boxes = [{"pp": 3, "dp": 2, "tp": 2}, {"dp": 2, "shard": 2, "cp": 2, "tp": 2}, {"dp": 1, "tp": 4, "pp": 4}]
     boxes += [{"pp": 4, "tp": 3, "dp": 2}, {"pp": 1, "dp": 6, "tp": 1}, {"pp": 5, "tp": 1}]
-    for sizes in boxes:
+    per_node = [gpus for _, gpus in nodes(draw)] + [draw.randrange(2, 7)]
+    for sizes, node in zip(boxes, per_node, strict=True):
         sizes = shuffled(draw, sizes)
-        asked.append((sizes, {axis: float(draw.randint(1, 999)) for axis in sizes}, draw.choice([2, 3, 4, 6])))
+        asked.append((sizes, dict(zip(sizes, numbers(draw, 5, "zero", "tie", "large", most=999))), node))
     asked.append(({"dp": 2, "tp": 4}, {"dp": 5.0, "tp": 7.0}, 8))  # all in one node
     asked += [misled(draw, rule) for rule in RULES]
     questions = []
@@ -279,11 +283,10 @@ def test_todo2_mesh(student):
     # No model sends so; but here, too, the axis that sends most is closest.
     odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}
     for world, boxes in (
-        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "cp": 1, "tp": 4}, {"pp": 4, "shard": 2},
-             {"dp": 8, "tp": 1, "pp": 1}]),
-        (6, [{"tp": 2, "pp": 3}, {"pp": 2, "dp": 3}]),
+        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 8, "tp": 1, "pp": 1}, *meshes(draw, 8, ("pp", "shard", "cp"))]),
+        (6, meshes(draw, 6, ("pp", "dp", "tp"))),
         (5, [{"pp": 5, "tp": 1}]),
-    ):  # fmt: skip
+    ):
         wanted, given = [], []
         for sizes in boxes:
             node = draw.choice([2, 4]) if world == 8 else draw.choice([2, 3])
@@ -296,7 +299,7 @@ def test_todo2_mesh(student):
         for rank, seen in enumerate(ranks):
             for (sizes, sent, node), mesh in zip(wanted, seen["meshes"], strict=True):
                 told = f"make_mesh for {spoken(sizes)} with {node} ranks per node, sending {sent}"
-                expect(mesh["kind"] == "DeviceMesh", f"{told}, is no mesh", "a DeviceMesh", mesh["kind"], rank)
+                expect(mesh["kind"] == "DeviceMesh", f"{told}, is not a mesh", "a DeviceMesh", mesh["kind"], rank)
                 shape = torch.tensor(mesh["ranks"]).shape
                 found = dict(zip(mesh["names"], shape))
                 expect(found == sizes, f"{told}, has the wrong axes", sizes, found, rank)
@@ -366,10 +369,10 @@ def words_of(case):
     3,
     minutes=25,
     why=(
-        "With samples dealt out over all ranks, the halves of one layer compute on different samples and add "
-        "up what does not belong together: no error, and a loss that falls more slowly. Ranks that read the "
-        "same samples where they should not do the same work twice. And along cp, a word whose place is "
-        "counted from the start of its part is at the wrong place of its sentence: no error, either."
+        "If samples are divided among all ranks, the halves of one layer compute on different samples and add up what"
+        " does not belong together: no error, and a loss that falls more slowly. Ranks that read the same samples"
+        " where they should not do the same work twice. And along cp, a word whose place is counted from the start of"
+        " its part is at the wrong place of its sentence: no error, either."
     ),
     hints=(
         (
@@ -392,7 +395,7 @@ def test_todo3_samples(student):
     for world, boxes in (
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "shard": 2, "tp": 2}, {"shard": 4, "cp": 2}, {"cp": 4, "tp": 2},
              {"pp": 2, "dp": 1, "shard": 2, "cp": 2, "tp": 1}, {"dp": 8}]),
-        (6, [{"dp": 3, "tp": 2}, {"cp": 3, "shard": 2}, {"dp": 3, "shard": 2}, {"dp": 2, "shard": 3}]),
+        (6, meshes(draw, 6, AXES, beside=("dp", "shard"))),
         (5, [{"dp": 5}]),
         (1, [{"pp": 1, "dp": 1, "tp": 1}]),
     ):  # fmt: skip
@@ -448,7 +451,7 @@ def check_samples(case, ranks):
         sorted(numbers.values()),
     )
     with hinted(
-        "Unless it is told, a sampler counts the players in the process group. Here data_place knows; and"
+        "Unless you pass them, a sampler takes rank and world size from the process group. Here data_place knows; and"
         " seed and epoch make the same permutation for all."
     ):
         check_sampler(case, ranks, told)
@@ -509,7 +512,7 @@ def check_tokens(case, ranks, told):
         for name, part, right in zip(("words", "targets", "places"), got, rights, strict=True):
             expect(
                 part.dtype in (right.dtype, torch.int64),
-                f"my_tokens of words in int32, {told}: the {name} of rank {rank} have another dtype",
+                f"my_tokens of words in int32, {told}: the {name} of rank {rank} have a different dtype",
                 str(right.dtype).removeprefix("torch."),
                 str(part.dtype).removeprefix("torch."),
                 rank,
@@ -662,8 +665,9 @@ def test_todo4_gradients(student):
             ({"pp": 2, "shard": 2, "cp": 2, "tp": 1}, False),
             ({"pp": 1, "dp": 2, "shard": 2, "tp": 2}, False),
         ],
-        6: [({"pp": 3, "dp": 1, "tp": 2}, True), ({"pp": 2, "dp": 3, "tp": 1}, False)],
     }
+    unequal = meshes(draw, 6, AXES, beside=("dp", "shard"))
+    worlds[6] = [({"pp": 1, "tp": 1} | sizes, "tp" in sizes) for sizes in unequal]
     todos = {world: [] for world in worlds}
     for world, shapes in worlds.items():
         for sizes, sequence_parallel in shapes:
@@ -857,7 +861,7 @@ def test_todo5_norm(student):
                 got = a_number(mine[number_of_case]["norm"])
                 expect(
                     got is not None,
-                    f"{told}: is no number on rank {rank}",
+                    f"{told}: is not a number on rank {rank}",
                     f"{right:.6g}",
                     mine[number_of_case]["norm"],
                     rank,

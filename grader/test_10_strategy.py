@@ -18,7 +18,7 @@ from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 
 
-from grader.kit import as_evidence, known, same_numbers, written, Wrong, expect, hinted, todo
+from grader.kit import as_evidence, known, nodes, same_numbers, written, Wrong, expect, hinted, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "memory, messages and time of a plan; the best plan for a model and a machine; when to stop adding GPUs"
@@ -112,11 +112,12 @@ def drawn_model(draw, mixture=False, layers=None):
     )  # fmt: skip
 
 
-def drawn_plan(draw, **axes):
+def drawn_plan(draw, times=(1, 2, 3, 8, 12), **axes):
+    """`times`: micro-batches to choose from."""
     replicas = axes.get("dp", 1) * axes.get("shard", 1)
     micro_batch = draw.choice([1, 2, 3])
     how = dict(micro_batch=micro_batch, recompute=draw.choice(["none", "full"])) | axes
-    return Plan(batch=replicas * how["micro_batch"] * draw.choice([1, 2, 3, 8, 12]), **how)
+    return Plan(batch=replicas * how["micro_batch"] * draw.choice(times), **how)
 
 
 SPREADS = (
@@ -133,8 +134,10 @@ def drawn_pairs(draw):
     """Models with plans: each way to spread one, and experts."""
     pairs = [(drawn_model(draw), drawn_plan(draw, **axes)) for axes in SPREADS]
     pairs += [(drawn_model(draw, mixture=True), drawn_plan(draw, **axes)) for axes in MIXTURES]
-    again = [(drawn_model(draw), drawn_plan(draw, recompute=how, pp=4)) for how in ("none", "full")]
-    return pairs + again
+    few, as_many, more = (1, 2, 3), (4,), (5, 6, 7, 9)  # micro-batches, beside stages
+    for how, times in itertools.product(("none", "full"), (few, as_many, more)):
+        pairs.append((drawn_model(draw), drawn_plan(draw, times, recompute=how, pp=4)))
+    return pairs
 
 
 def drawn_machine(draw, node=None):
@@ -435,7 +438,7 @@ def timed_pairs(draw):
 def test_todo3_time(student):
     draw = student.draw("time")
     pairs = timed_pairs(draw)
-    machines = [drawn_machine(draw, node) for node in (2, 4, 8)]
+    machines = [drawn_machine(draw, node) for node in (1, 2, 4, 8)]  # as axes divide nodes
     even = Link(draw.uniform(2e10, 3e10), 5e-6)  # as many adapters as members would be faster than the links inside
     machines.append(replace(drawn_machine(draw, 8), name="a machine of even links", inside=even, between=even))
     answers = [times(model, plan, machine) for model, plan in pairs for machine in machines]
@@ -575,6 +578,10 @@ def test_todo4_best(student):
     asked.append((small, four, FORTY))  # as many micro-batches as stages
     for share in (0.95, 0.85):  # of the memory: one is too much
         asked.append((small, four, replace(FORTY, memory=fullest(small, four) / share)))
+    ninths = replace(small, hidden=9 * 256)  # so that 90 % of the memory are a whole number of bytes
+    full = replace(FORTY, memory=fullest(ninths, four) / 9 * 10)
+    student.premise(0.9 * full.memory == fullest(ninths, four) and not cannot(ninths, four, full), "more than 90 %")
+    asked.append((ninths, four, full))
     questions = [(*case[:3], FORTY) for case in CASES]
     questions.append((Model(8192, 80, 64, 32000, 2048), 4, 64, FORTY))  # fits nowhere
     for _ in range(2):
@@ -584,7 +591,7 @@ def test_todo4_best(student):
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
     for (model, plan, machine), got in zip(asked, seen, strict=True):
         rule, told = cannot(model, plan, machine), f"why_not({shown(model)}, {shown(plan)}, {machine.name})"
-        expect(isinstance(got, str), f"{told} is no text", "a few words" if rule else '""', got)
+        expect(isinstance(got, str), f"{told} is not a text", "a few words" if rule else '""', got)
         expect(bool(got) or not rule, f"{told} lets pass what cannot be: {rule}", "a reason", '""')
         expect(not got or bool(rule), f"{told} rejects a plan that can be", '""', got)
     calls = [["best_plan", [packed(part) for part in arguments]] for arguments in questions]
@@ -600,10 +607,10 @@ def check_best(model, gpus, batch, machine, got):
     if best is None:
         expect(got is None, f"{told}: no plan can be", "None", got)
         return
-    expect(isinstance(got, dict) and "plan" in got, f"{told} is no plan", shown(best[0]), got)
+    expect(isinstance(got, dict) and "plan" in got, f"{told} is not a plan", shown(best[0]), got)
     plan = Plan(**got["plan"])
     sizes = [plan.micro_batch, plan.dp, plan.shard, plan.tp, plan.pp, plan.cp, plan.ep]
-    expect(min(sizes) >= 1, f"{told} is no plan: an axis has no rank", shown(best[0]), shown(plan))
+    expect(min(sizes) >= 1, f"{told} is not a plan: an axis has no rank", shown(best[0]), shown(plan))
     expect(
         plan.world == gpus and plan.batch == batch,
         f"{told} is a plan for different GPUs or a different batch",
@@ -668,7 +675,7 @@ def test_todo5_stop(student):
         for _ in range(2):
             tokens, speed = draw.uniform(500, 50000), draw.uniform(5e13, 5e14)
             right.append(("needed_bandwidth", (tokens, speed, scheme), BYTES[scheme] / (6 * tokens / speed)))
-        for node in (2, 4, 8):
+        for _, node in nodes(draw):
             machine = drawn_machine(draw, node)
             batch = float(draw.randint(10**4, 10**6))
             right.append(("overtaken_at", (batch, scheme, machine), crossing_at(batch, scheme, machine)))
@@ -679,6 +686,10 @@ def test_todo5_stop(student):
         )
         student.premise(crossing_at(1e4, scheme, within) == 9, "the slow links for GPUs of one node")
         right.append(("overtaken_at", (1e4, scheme, within), 9))
+    even = Machine("as fast as four GPUs need", 2.0**40, 4e10, 1e12, 8, Link(3 * 2.0**21, 0), Link(3 * 2.0**21, 0))
+    even = replace(even, link_share=1.0, device_share=1.0)  # with powers of 2 nothing is rounded, in whatever order
+    student.premise(crossing_at(2.0**20, "fsdp float32", even) == 5, "no GPUs on which both take equally long")
+    right.append(("overtaken_at", (2.0**20, "fsdp float32", even), 5))
     for _ in range(2):
         batch, critical, steps = draw.uniform(10, 9999), draw.uniform(100, 5000), draw.uniform(1e3, 1e5)
         right.append(("samples_needed", (batch, critical, steps), steps * (batch + critical)))

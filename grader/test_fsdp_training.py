@@ -143,8 +143,8 @@ def mesh_on_rank(code, rank, world, flags):
         "Only the number of rows changes from one strategy to the next: how many copies of the model are there?",
         "init_device_mesh(device.type, (rows, columns), ...) fills the grid row by row, so neighbours are in one row.",
         (
-            "replicas is world_size, 1, 1 or args.replicas, by args.sharding; the shape is (replicas, world_size //"
-            " replicas)."
+            "replicas is world_size, 1, 1 or args.replicas, depending on args.sharding; the shape is (replicas,"
+            " world_size // replicas)."
         ),
     ),
 )
@@ -158,7 +158,7 @@ def test_todo1_mesh(student):
             right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
             expect(
                 all(isinstance(row, list) for row in seen),
-                f"{told} the ranks are not in a grid, with rows and columns",
+                f"{told} the ranks are not in a grid of rows and columns",
                 right,
                 seen,
                 rank,
@@ -172,10 +172,10 @@ def test_todo1_mesh(student):
                 f"{size[0]} × {size[1]}",
                 rank,
             )
-            expect(seen == right, f"{told} neighbours do not share a copy", right, seen, rank)
+            expect(seen == right, f"{told} neighbours do not hold the same copy", right, seen, rank)
             expect(
                 mesh["names"] == ["replicate", "shard"],
-                f"{told} the axes do not have the names by which they are looked up",
+                f"{told} the axes do not have the names by which the script looks them up",
                 ["replicate", "shard"],
                 mesh["names"],
                 rank,
@@ -217,9 +217,9 @@ def serial_evaluation():
     2,
     minutes=15,
     why=(
-        "With DDP each rank evaluates alone. A sharded model is never whole in one place: a rank that has run out of"
-        " samples and leaves takes its part of the weights away, and the others wait for it forever. On most numbers"
-        " of ranks the shares are not equal."
+        "With DDP each rank evaluates alone. A sharded model is never whole in one place: if a rank runs out of"
+        " samples and stops, its part of the weights is missing, and the others wait for it forever. With most"
+        " numbers of ranks the shares are unequal."
     ),
     hints=(
         "Which rank has the most batches? All must learn that number, and then make as many forward passes.",
@@ -228,15 +228,15 @@ def serial_evaluation():
             " value counts in no loss."
         ),
         (
-            "After the loader's own, yield (most - len(loader)) times a pair of int64 tensors: x of zeros of shape (1,"
-            " args.seq_len), and y like it, full of IGNORE. The loader may be empty."
+            "After the loader's own batches, yield (most - len(loader)) times a pair of int64 tensors: x of zeros of"
+            " shape (1, args.seq_len), and y like it, full of IGNORE. The loader may be empty."
         ),
     ),
 )
 def test_todo2_in_step(student):
     world = 3
     right = student.reference(serial_evaluation)
-    student.premise(abs(right[0] - right[1]) > 1e-3, "one set in place of the other")
+    student.premise(abs(right[0] - right[1]) > 1e-3, "the wrong set")
     ranks = student.call(evaluate_on_rank, world=world).evidence
     for rank, seen in enumerate(ranks):
         for length, (mean, passes), wanted in zip(LENGTHS, seen, right, strict=True):
@@ -306,9 +306,9 @@ def shares(shapes, shards):
     3,
     minutes=10,
     why=(
-        "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nothing looks wrong"
-        " until the model grows: so it is checked in numbers. If the whole model is one unit, every rank holds all of"
-        " it during the step, and nothing is gained."
+        "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nothing looks"
+        " wrong until the model grows; so the check counts bytes. If the whole model is one unit, every rank holds"
+        " all of it during the step, and nothing is gained."
     ),
     hints=(
         "It is one call, imported above, for each block, and one more for the model. It works in place.",
@@ -364,7 +364,7 @@ def test_todo3_shard(student):
                 expect(
                     much >= psi,
                     f"{told}, {'rank' if shards == 1 else 'ranks'} {', '.join(map(str, members))} together hold"
-                    f" {much:,} weights, which is no whole copy of the model: is the mesh used?",
+                    f" {much:,} weights, which is not one whole copy of the model: is the mesh used?",
                     f"{psi:,}",
                     f"{much:,}",
                     members[0],
@@ -397,7 +397,7 @@ def short_on_rank(code, rank, world):
     model(*tiny_batch(0)).backward()
 
 
-OF_ONE = "one process's on the whole batch"
+OF_ONE = "what one process computes on the whole batch"
 
 
 def check_gradients(told, seen, right, world):
@@ -505,8 +505,9 @@ def serial_weights(seed, config):
     minutes=15,
     why=(
         "fully_shard does not send rank 0's weights to the others, as DDP does. If each rank drew its own, the model"
-        " would be stitched together from several inits; if each drew its part with the same seed, parts would repeat."
-        " And a model that is built whole on every rank must fit on every rank, which sharding was meant to avoid."
+        " would be stitched together from several initializations; if each drew its part with the same seed, the"
+        " parts would be alike. A model that is built whole on every rank must also fit on every rank, which sharding"
+        " was meant to avoid."
     ),
     hints=(
         (
@@ -558,7 +559,7 @@ def test_todo4_first_weights(student):
     expect(
         len(owners) <= 1,
         f"ranks {', '.join(map(str, owners))} have each had the whole model in memory",
-        "one rank at most",
+        "at most one rank",
         f"ranks {owners}",
         owners[-1] if owners else None,
     )
@@ -588,8 +589,8 @@ def bytes_of_a_moment(student, shards):
 def check_moment(what, rank, seen, whole, most):
     expect(
         seen <= most,
-        f"in {what}, rank {rank} has {seen:,} bytes of weights at one moment, of {whole:,} that the model"
-        " has: the whole is put together there; tensor by tensor it never would be",
+        f"in {what}, rank {rank} has {seen:,} bytes of weights at one moment, of {whole:,} that the model has: the"
+        " whole model is assembled there; distribute it tensor by tensor",
         f"at most {most:,} bytes: its shards, and a few tensors",
         f"{seen:,} bytes",
         rank,
@@ -628,8 +629,8 @@ def serial_run(student, argv=ARGV):
     needs=(1, 2, 3, 4),
     why=(
         "An optimizer refers to the parameters that it is given. If they are replaced afterwards, it steps weights"
-        " that the model no longer uses, without an error: the loss does not fall, and its state has the size of the"
-        " whole model."
+        " that the model no longer uses. There is no error, but the loss does not fall, and the optimizer's state is"
+        " as large as for the whole model."
     ),
     hints=(
         "The three lines are right, but their order is not.",
@@ -650,8 +651,7 @@ def test_todo5_optimizer(student):
     moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
     expect(
         moved > 0,
-        f"{told}, the weights are after the training what they were before: the optimizer steps others, which nothing"
-        " uses",
+        f"{told}, training leaves the weights as they were: the optimizer steps parameters that nothing uses",
         "weights that move",
         "the first weights",
     )
@@ -666,8 +666,8 @@ def test_todo5_optimizer(student):
         )
         expect(
             seen["held"] > 0 and seen["held"] >= share / 2,
-            f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it "
-            "was given are no longer used",
+            f"{told}, the optimizer of rank {rank} does not have the model's parameters: those that it was given are"
+            " no longer used",
             f"{share:,} elements",
             f"{seen['held']:,}",
             rank,
@@ -731,8 +731,8 @@ def own_norm(model):
     further=True,
     why=(
         "The norm of a part is smaller than the norm of the whole, so a gradient that should be clipped is not; and"
-        " parts that are scaled by different numbers no longer form one gradient. The model then depends on the number"
-        " of ranks. And the norm is the first thing to look at when a loss jumps."
+        " parts that are scaled by different numbers no longer form one gradient. The model then depends on the"
+        " number of ranks. The norm is also the first thing to look at when a loss jumps."
     ),
     hints=(
         "The given call can do it: it supports DTensors. What does it return, and how does that become a number?",
@@ -818,7 +818,7 @@ def precision_on_rank(code, rank, world, seed):
         ),
         (
             'If args.dtype is "bfloat16": MixedPrecisionPolicy(param_dtype=torch...., reduce_dtype=torch....), the'
-            " first half as wide as the second."
+            " first with half as many bits as the second."
         ),
     ),
 )
@@ -850,7 +850,8 @@ def test_todo7_precision(student):
             found = ranks[rank][dtype]["loss dtype"]
             expect(
                 found == "float32",
-                f"{told} the loss is {found}: fewer than three digits are left. Compute it in float32, and leave it so",
+                f"{told} the loss is {found}: fewer than three digits are left. Compute it in float32, and keep it in"
+                " float32",
                 "float32",
                 found,
                 rank,
@@ -868,7 +869,7 @@ def test_todo7_precision(student):
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
         expect(
             (rough[name] - grad).norm() < 0.1 * grad.norm(),
-            f"with --dtype bfloat16 the gradient of {name} is far from one process's",
+            f"with --dtype bfloat16 the gradient of {name} is far from what one process computes",
             grad,
             rough[name],
         )
@@ -925,14 +926,13 @@ def watched_step(change, dropout):
     minutes=10,
     further=True,
     why=(
-        "Sharding makes weights small; then activations kept for the backward pass fill the memory,"
-        " and they grow with the batch and the length of the text. With recomputation, only the input of each block"
-        " is kept."
+        "Once weights are sharded, the activations kept for the backward pass fill the memory, and they grow with the"
+        " batch and the length of the text. With recomputation, only the input of each block is kept."
     ),
     hints=(
         "The wrapper is imported above. Its result must replace the block.",
         (
-            "checkpoint_wrapper(module) returns a module that does the same, and runs twice. model.blocks is a"
+            "checkpoint_wrapper(module) returns a module that computes the same, but runs twice. model.blocks is a"
             " ModuleList: model.blocks[i] = ... puts another module in its place."
         ),
         "for i, block in enumerate(model.blocks): put checkpoint_wrapper(block) into model.blocks[i].",
@@ -951,8 +951,8 @@ def test_todo8_recompute(student):
     )
     expect(
         after["whole"] == 1,
-        "the whole model runs again in the backward pass, not each block for itself: then all is kept at once,"
-        " after all",
+        "the whole model runs again in the backward pass, not each block separately: so all activations are still"
+        " kept at once",
         "each block separately",
         "the whole model",
     )
@@ -1016,9 +1016,9 @@ def save_on_rank(code, rank, world):
     9,
     minutes=10,
     why=(
-        "To use a model you want a file that loads anywhere: on one device, in a program that knows nothing of shards."
-        " A file of DTensors needs a process group to be read, and rank 0's state dict holds rank 0's shards and"
-        " nothing else."
+        "To use a model you want a file that loads anywhere: on one device, in a program that knows nothing of"
+        " shards. A file of DTensors can be read only in a process group, and rank 0's state dict holds only rank 0's"
+        " shards."
     ),
     hints=(
         "There are functions for it among the imports; all ranks must call them, since all contribute their parts.",
@@ -1144,9 +1144,9 @@ def same_value(held, value):
     10,
     minutes=10,
     why=(
-        "A job ends when its time is over, but the training does not. Gathering the model and the optimizer state,"
-        " together three times as large as the weights, on one rank takes memory that it does not have and time in"
-        " which all others wait; written in parts, it takes 1/N of the time."
+        "A job ends when its time is over, but the training does not. Model and optimizer state together are three"
+        " times as large as the weights. One rank does not have the memory to gather them, and all others would wait"
+        " for it; if each rank writes its part, saving takes 1/N of the time."
     ),
     hints=(
         (
@@ -1154,8 +1154,8 @@ def same_value(held, value):
             " them."
         ),
         (
-            "get_state_dict(model, optimizer) returns both. dcp.save(dictionary, checkpoint_id=folder) writes it, each"
-            " rank its shards."
+            "get_state_dict(model, optimizer) returns both. dcp.save(dictionary, checkpoint_id=folder) writes it;"
+            " each rank writes its own shards."
         ),
         (
             'weights, state = get_state_dict(...); dcp.save({"model": ..., "optimizer": ..., "position": ...},'
@@ -1206,8 +1206,8 @@ def test_todo10_save_sharded(student):
         given = sum(event["bytes"] for event in calls(events, "save") if event["dtype"] == "float32")
         expect(
             given < share,
-            f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole is"
-            " put together, which may fit nowhere",
+            f"rank {rank} gives {given:,} bytes of its shards to the others before anything is written: the whole"
+            " state is assembled, and may not fit on any rank",
             "each rank writes its own shards",
             f"{given:,} bytes sent",
             rank,
@@ -1217,7 +1217,7 @@ def test_todo10_save_sharded(student):
         # An even share is a quarter; the rest is for shards that cannot be divided evenly, and for headers.
         expect(
             seen["wrote"] < 0.5 * total,
-            f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not share the work",
+            f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not divide the work",
             f"about {total // world:,} bytes",
             f"{seen['wrote']:,} bytes",
             rank,
@@ -1253,9 +1253,8 @@ def load_sharded_on_rank(code, rank, world, onto):
     further=True,
     needs=tuple(range(1, 11)),
     why=(
-        "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2,"
-        " and the optimizer must go on with its moments: without them Adam's first steps are far too long, and the loss"
-        " jumps."
+        "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2, and"
+        " the optimizer must keep its moments: without them Adam's first steps are far too long, and the loss jumps."
     ),
     hints=(
         "It is TODO 10 in reverse: build the same dictionary, let it be filled, and put its parts back.",
@@ -1332,7 +1331,7 @@ def check_going_on(student):
     for name in a:
         expect(
             torch.equal(a[name], b[name]),
-            f"{told.format(4)} the last {name} differs in a bit from that without a stop",
+            f"{told.format(4)} the last {name} differs in a bit from the one without a stop",
             "equal weights",
             "others",
         )

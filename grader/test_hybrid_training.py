@@ -67,7 +67,7 @@ from grader.kit import (
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
 
-BUILDS = "all axes at once: pipeline, copies, shards and tensor parallel on one mesh; one checkpoint for all shapes"
+BUILDS = "four axes at once: pipeline, copies, shards and tensor parallel on one mesh; one checkpoint for all shapes"
 
 # A rank's imports of torch.distributed.* and of utils.after_* are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
@@ -348,7 +348,7 @@ def test_todo2_cut(student):
                 number = stage["stage"]
                 expect(
                     stage["of"] == p * chunks,
-                    f"{told} stage {number} is told of another number of stages",
+                    f"{told} stage {number} is given the wrong number of stages",
                     p * chunks,
                     stage["of"],
                     rank,

@@ -39,7 +39,7 @@ from grader.kit import (
 )
 from utils.data import ShardSampler, Windows
 
-BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does unasked"
+BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does by default"
 
 PACKAGE = "lightning"
 
@@ -136,8 +136,8 @@ def loss_of_one_step():
     minutes=20,
     further=True,
     why=(
-        "It is the one thing that Lightning cannot know. Everything else in a training loop is the same in all of"
-        " them, and Lightning does it."
+        "The loss is the one thing that Lightning cannot know. The rest of a training loop is always the same, and"
+        " Lightning does it."
     ),
     hints=(
         "What does the model return if it is given the targets as well as the words?",
@@ -157,7 +157,7 @@ def test_todo1_training_step(student):
     expect(
         not seen["asks"],
         "training_step logs with sync_dist: that is one more all-reduce in every step, and Report logs already",
-        "the loss, and no more",
+        "only the loss",
         "self.log(…, sync_dist=True)",
     )
     expect(
@@ -168,8 +168,8 @@ def test_todo1_training_step(student):
     )
     expect(
         not seen["backward"],
-        "training_step calls backward itself; Lightning calls it once more, so that the gradient is counted twice or"
-        " the graph is gone",
+        "training_step calls backward itself; Lightning calls it once more, so the gradient counts twice or the graph"
+        " is gone",
         "no gradient yet",
         f"gradients of {len(seen['backward'])} parameters",
     )
@@ -177,7 +177,7 @@ def test_todo1_training_step(student):
         seen["graph"],
         "the loss that training_step returns has no graph, so it has no gradients",
         "a tensor that requires grad",
-        "a number only",
+        "only a number",
     )
     expect(
         math.isclose(seen["loss"], right, rel_tol=REL),
@@ -234,8 +234,8 @@ def right_steps():
     minutes=10,
     further=True,
     why=(
-        "Lightning brings no optimizer: without one it makes no step at all, and says so in a line that is easily"
-        " missed. A flag that is accepted and does nothing is worse than none."
+        "Lightning has no default optimizer: without one it makes no step at all, and says so in a line that is"
+        " easily missed. A flag that is accepted and ignored is worse than no flag."
     ),
     hints=(
         (
@@ -255,8 +255,7 @@ def right_steps():
 def test_todo2_optimizer(student):
     right = student.reference(right_steps)
     student.premise(
-        any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]),
-        "one optimizer in place of the other",
+        any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]), "the other optimizer"
     )
     (left,) = student.call(optimizer_on_rank, world=1, group=False).evidence
     for flags, seen, wanted in zip(FLAGS, left, right, strict=True):
@@ -275,7 +274,7 @@ def test_todo2_optimizer(student):
             not wrong,
             f"{told}, two steps of the optimizer give different weights: is it the right kind, with both settings?",
             "equal weights",
-            f"others, as {wrong[:1]}",
+            f"different weights, such as {wrong[:1]}",
         )
 
 
@@ -327,7 +326,7 @@ def right_sums(world):
         "A mean of means is not the mean. Which two sums, over all tokens, give it?",
         (
             'self.log_dict and self.log take reduce_fx=, "mean" by default, and sync_dist=, False by'
-            " default. The model's loss is a mean over its batch's tokens: times their number it is a sum."
+            " default. The model's loss is a mean over its batch's tokens: times their number, it is a sum."
         ),
         (
             'count = how many of y are not IGNORE; log "total", self.model(x, y) * count, and "count", with'
@@ -390,11 +389,11 @@ def layout_on_rank(code, rank, world, alone):
     minutes=10,
     further=True,
     why=(
-        "torchrun starts the processes, not Lightning. So Lightning must be told what exists, on a laptop and on"
-        " two nodes of a cluster, without a change to the script."
+        "torchrun starts the processes, not Lightning. So the script must tell Lightning what exists, on a laptop as"
+        " on two nodes of a cluster, without being changed."
     ),
     hints=(
-        "The launcher of the processes knows both, and that was not Lightning.",
+        "Whatever launched the processes knows both numbers, and that was not Lightning.",
         (
             "torchrun puts LOCAL_WORLD_SIZE, the number of processes on this node, and WORLD_SIZE, on all nodes, into"
             " os.environ, as text."
@@ -466,12 +465,12 @@ def backend_on_rank(code, rank, world):
     ),
     hints=(
         (
-            "It is what wrap does in ddp_training.py, and setup; of Lightning's strategies one has the same name, and"
-            " is imported."
+            "It is what wrap and setup do in ddp_training.py; one of Lightning's strategies has the same name, and is"
+            " imported."
         ),
         (
-            "DDPStrategy() finds the backend by the device. Those whose names end in spawn, fork or notebook start"
-            " processes themselves, and torchrun has done that."
+            "DDPStrategy() finds the backend by the device. Strategies whose names end in spawn, fork or notebook"
+            " start processes themselves, which torchrun has already done."
         ),
         "DDPStrategy(), instead of the given one.",
     ),
@@ -507,7 +506,7 @@ def test_todo5_strategy(student):
             what = (
                 "the ranks' weights have drifted apart"
                 if apart
-                else "all ranks have the same weights, but not one process's"
+                else "all ranks have the same weights, but not those that one process has"
             )
             raise Wrong(
                 f"after two steps on {world} ranks, rank {rank}'s weights differ from one process's on the whole"
@@ -560,12 +559,12 @@ def train_batches(student, nodes, world, seed):
     minutes=25,
     further=True,
     why=(
-        "The ranks share a global batch, as one process would read it. If each takes a whole one, the steps are N times"
-        " as large; if each shuffles independently, some samples are read twice and others never: different runs,"
-        " with different losses."
+        "Together the ranks read the global batch that one process would read. If each reads a whole batch, the steps"
+        " are N times as large; if each shuffles independently, some samples are read twice and others never:"
+        " different runs, with different losses."
     ),
     hints=(
-        "Everything that Data needs, apart from its sets and the flags, is known to its trainer.",
+        "Its trainer knows everything that Data needs, apart from the sets and the flags.",
         (
             "DistributedSampler takes num_replicas, rank, shuffle, seed and drop_last; self.trainer has world_size and"
             " global_rank. DataLoader takes sampler=."
@@ -596,7 +595,7 @@ def check_train_loader(student, nodes, world):
             strange = [i for batch in mine for i in batch if i >= n_train]
             expect(
                 not strange,
-                f"rank {rank} of {world} trains on samples of another set",
+                f"rank {rank} of {world} trains on samples of a different set",
                 "the training set",
                 strange[:1],
                 rank,
@@ -695,9 +694,9 @@ def reached_on_rank(code, rank, world):
     further=True,
     needs=(4, 5),
     why=(
-        "With a loader that knows nothing of ranks, Lightning's only mistake is padding. But a share that is"
-        " sharded once more is a third of a third, and its loss looks like any other: only counting the samples that"
-        " reached the model shows it."
+        "With a loader that knows nothing of ranks, Lightning's only mistake is padding. But a share that is sharded"
+        " once more is, on three ranks, a third of a third, and its loss looks like any other: you notice only if you"
+        " count the samples that reach the model."
     ),
     hints=(
         "It is an argument of Trainer, about samplers, and true unless you say otherwise.",
@@ -753,9 +752,9 @@ def save_on_rank(code, rank, world):
     further=True,
     needs=tuple(range(1, 9)),
     why=(
-        "Weights outlive the framework that they were trained with: what only Lightning can load is lost with it. And"
-        " this is the place to look back: with all that Lightning does unasked, the parallel run must be the serial"
-        " run."
+        "Weights outlive the framework that they were trained with: what only Lightning can load is lost with"
+        " Lightning. This check also looks back over the whole script: whatever Lightning does by default, the"
+        " parallel run must be the serial run."
     ),
     hints=(
         (

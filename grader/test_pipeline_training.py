@@ -392,7 +392,7 @@ def check_stages_of(rank, grid, stages):
 
 
 def check_stage(told, stage, n_stages, group, dtype, rank):
-    expect(stage["of"] == n_stages, f"{told} is told the wrong number of stages", n_stages, stage["of"], rank)
+    expect(stage["of"] == n_stages, f"{told} is given the wrong number of stages", n_stages, stage["of"], rank)
     strangers = f"{told} sends to ranks outside its pipeline"
     expect(stage["group"] == group, strangers, group, stage["group"], rank)
     empty = f"{stage['meta']} weights of {told.removeprefix('with ')} have no memory yet"

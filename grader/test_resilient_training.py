@@ -32,6 +32,9 @@ import torch.distributed as dist
 
 from grader.kit import (
     REL,
+    Fault,
+    Wrong,
+    check_launches,
     corpus,
     ends,
     expect,
@@ -140,7 +143,7 @@ def first_torn(before, states, after):
         there = {name.partition("/")[0] for name in state if re.match(r"step-\d+(/|$)", name)}
         for folder in sorted(there):
             if named(state, folder) != right.get(folder) and not (folder == "step-3" and "step-7" in there):
-                return f"{when}, {folder} is there and not whole"
+                return f"{when}, {folder} exists but is incomplete"
         if not there:
             return f"{when}, there is no checkpoint at all"
     return ""
@@ -172,12 +175,13 @@ def content(folder, world):
     1,
     minutes=20,
     why=(
-        "A run may be killed at any moment, and a save is a likely one, since many saves take minutes. A script that"
-        " writes into the folder that the next job reads will sometimes leave no usable checkpoint: the new one is"
-        " incomplete, and looks complete."
+        "A run may be killed at any moment, and quite likely during a save, since many saves take minutes. If a"
+        " script writes straight into the folder that the next job reads, it will sometimes leave no usable"
+        " checkpoint: the new one is incomplete, but looks complete."
     ),
     hints=(
-        "Write to a place where no run looks, and rename it when it is complete. Which rank does that, and after what?",
+        "Write to a place where no run looks, and rename it when it is complete. Which rank renames, and what must"
+        " have happened before?",
         (
             "dcp.save(state, checkpoint_id=...) makes its folder under any name, and overwrites what it finds there."
             " Path.rename(new) is atomic; one rank must call it. dist.get_rank() says which rank this is."
@@ -191,7 +195,7 @@ def content(folder, world):
 def test_todo1_whole(student):
     world = 2
     parts = [drawn_part(seed) for seed in student.seeds(world)]
-    student.premise(not torch.equal(*parts), "one rank's part in place of the other's")
+    student.premise(not torch.equal(*parts), "the part of one rank in place of another's")
     ranks = student.call(whole_on_rank, world=world, seed=student.seeds(world)).evidence
     check_content("save_whole(state, out, 7)", ranks[0]["whole"], parts)
     for rank, seen in enumerate(ranks):
@@ -233,6 +237,7 @@ def check_content(told, seen, parts):
 FOLDERS = (
     ({"step-90": 1, "step-100": 1}, "step-100"),
     ({"step-9": 1, "step-10": 1, "step-8": 1}, "step-10"),
+    ({"step-999": 1, "step-1000": 1, "step-123456": 1}, "step-123456"),
     ({"step-40": 1, "step-50": 0}, "step-40"),
     ({"step-40": 1, "unfinished-60": 1, "step-50.part": 1, "step-last": 1}, "step-40"),
     ({"step-300": 0}, None),
@@ -266,8 +271,8 @@ def made_checkpoint(folder, is_whole):
     2,
     minutes=10,
     why=(
-        "The run looks for it on its own, at night. Text sorts by characters, and 9 comes after 1: so step 90 is taken"
-        " for newer than step 100, and each restart repeats the same steps."
+        "At night the run must find it on its own. Text sorts by characters, and 9 comes after 1: step 90 looks newer"
+        " than step 100, and each restart repeats the same steps."
     ),
     hints=(
         "Among the folders named step- and a number, leave out the incomplete ones, and compare the numbers.",
@@ -281,7 +286,7 @@ def test_todo2_newest(student):
     (seen,) = student.call(newest_on_rank, world=1, group=False).evidence
     for (folders, right), found in zip(FOLDERS, seen, strict=True):
         told = ", ".join(f"{name}{'' if is_whole else ' (no .metadata)'}" for name, is_whole in (folders or {}).items())
-        where = "a folder that is not there" if folders is None else f"a folder with {told or 'nothing in it'}"
+        where = "a folder that is not there" if folders is None else f"a folder with {told or 'an empty folder'}"
         expect(found == right, f"find_newest() of {where} is wrong", right or "None", found or "None")
 
 
@@ -357,6 +362,7 @@ def contents_on_rank(code, rank, world, seed):
 
     model, optimizer = small(world, seed=1, steps=2)
     torch.manual_seed(seed)
+    torch.rand(7)  # the state of a generator is not its seed
     state = code.contents(model, optimizer, dict(PLACE))
     drawn = torch.rand(3)
     dcp.save(state, checkpoint_id=Path("saved"))
@@ -403,16 +409,16 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
     in_place=("position",),
     minutes=20,
     why=(
-        "State that is not saved is reset silently. Without the lowest validation loss the next epoch, however bad, is"
-        " the best so far, and overwrites model-best.pt. Without the random states dropout repeats itself, and the run"
-        " is not the one that was stopped."
+        "State that is not saved is reset silently. Without the lowest validation loss the next epoch, however bad,"
+        " is the best so far, and overwrites model-best.pt. Without the random states, dropout repeats the same"
+        " masks, and the run no longer continues the one that was stopped."
     ),
     hints=(
         "Go through everything that main() and train_epoch() change from step to step. What differs between the ranks?",
         (
             "position is a dictionary, and is saved as it is. A tensor that differs between ranks needs one name per"
-            ' rank, as in f"...-{dist.get_rank()}". saved_names(folder) has the names that were saved: ask for no'
-            " other."
+            ' rank, as in f"...-{dist.get_rank()}". saved_names(folder) lists the names that were saved: ask for'
+            " no others."
         ),
         (
             'In contents add "position": position, and random_state() under a name for this rank. In restore take that'
@@ -422,7 +428,7 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
 )
 def test_todo4_contents(student):
     states = [torch.Generator().manual_seed(seed).get_state() for seed in student.seeds(2)]
-    student.premise(not torch.equal(*states), "one rank's random state in place of the other's")
+    student.premise(not torch.equal(*states), "the random state of one rank in place of another's")
     saved = student.call(contents_on_rank, world=2, seed=student.seeds(2)).evidence
     right, drawn = together(saved, "saved"), [seen["drawn"] for seen in saved]
     left = student.call(restore_on_rank, world=max(ONTO), group=None, files=saved[0]["files"]).evidence
@@ -493,7 +499,7 @@ def start_on_rank(code, rank, world):
             made_checkpoint(out / f"step-{step}", True)
         dist.barrier()
         start = code.choose_start(out)
-        found.append(None if start is None else Path(start).name)
+        found.append(None if start is None else start.name)
     return found
 
 
@@ -501,13 +507,13 @@ def start_on_rank(code, rank, world):
     5,
     minutes=10,
     why=(
-        "A lost process, a time limit, a node that fails: after each, the same command is run again, at night. A script"
-        " that then starts at step 0 has lost days, and one whose ranks start from different checkpoints trains a"
-        " mixture of two models."
+        "A lost process, a time limit, a node that fails: after each of them, something runs the same command again,"
+        " at night. A script that then starts at step 0 loses days, and one whose ranks start from different"
+        " checkpoints trains a mixture of two models."
     ),
     hints=(
-        "If there is a checkpoint, resume; else start from scratch. Nothing else decides it. And let one rank decide"
-        " for all.",
+        "If there is a checkpoint, resume; else start from scratch. Nothing else matters. And let one rank decide for"
+        " all.",
         (
             "find_newest(out) is TODO 2. from_rank0(text) takes and returns text; every rank must call it. torchrun's"
             " restart count is kept on each node separately, and is 0 again in the next job."
@@ -546,7 +552,7 @@ def words(steps):
 
 
 def listen_on_rank(code, rank, world):
-    unheeded, raised, counts = [], "", []
+    unheeded, raised, counts, interrupt = [], "", [], signal.getsignal(signal.SIGINT)
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, lambda number, _: unheeded.append(number))  # else a signal would end the check
     came = code.listen()
@@ -557,19 +563,26 @@ def listen_on_rank(code, rank, world):
         except BaseException as error:
             raised = f"{type(error).__name__} at {signal.Signals(number).name}"
         counts.append(len(came))
-    return {"counts": counts, "unheeded": unheeded, "raised": raised}
+    changed = signal.getsignal(signal.SIGINT) != interrupt
+    return {
+        "counts": counts,
+        "unheeded": unheeded,
+        "raised": raised,
+        "came": [int(n) for n in came],
+        "changed": changed,
+    }
 
 
 @todo(
     6,
     minutes=10,
     why=(
-        "A signal is the only warning that a scheduler gives before it kills. It arrives between any two lines, in the"
-        " middle of an optimizer step or of a collective: a state saved there belongs to no step, and other ranks are"
-        " elsewhere."
+        "A signal is the only warning that a scheduler gives before it kills. It arrives between any two lines, in"
+        " the middle of an optimizer step or of a collective: a state saved there belongs to no step, and other ranks"
+        " are at different places."
     ),
     hints=(
-        "Install a handler for each of the two signals that leaves a note for the training loop.",
+        "For each of the two signals, install a handler that leaves a note for the training loop.",
         "signal.signal(signal.SIGTERM, handler) installs handler(number, frame), which can append to the list `came`.",
         "For both numbers: signal.signal(number, a function of (number, frame) that calls came.append(number)).",
     ),
@@ -582,6 +595,10 @@ def test_todo6_listen(student):
     expect(seen["counts"][0] == 0, "`came` is not empty before a signal came", 0, seen["counts"][0])
     for number, count in zip(("SIGUSR1", "SIGTERM"), seen["counts"][1:]):
         expect(count > 0, f"after {number} the list that listen() returned is still empty", "a note", "none")
+    right = [int(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1)]
+    told = "after SIGUSR1, SIGTERM and again SIGUSR1 the list does not have the numbers of these signals"
+    expect(seen["came"] == right, told, right, seen["came"])
+    expect(not seen["changed"], "Ctrl-C (SIGINT) no longer ends the run", "its own handler", "a new one")
 
 
 def agree_on_rank(code, rank, world):
@@ -600,8 +617,8 @@ def agree_on_rank(code, rank, world):
         " 0 starts the next step: both wait, until the limit kills them with nothing saved."
     ),
     hints=(
-        "Each rank has a yes or a no; all must learn whether there is a yes. So all call it, also those without a"
-        " signal.",
+        "Each rank has a yes or a no; all must learn whether there is a yes. So all ranks call it, also those without"
+        " a signal.",
         "dist.all_reduce(tensor, dist.ReduceOp.MAX) leaves the largest on all ranks; the tensor must be on the device.",
         "A tensor of int(len(came) > 0) on the device; all_reduce it with MAX; return it as a bool.",
     ),
@@ -679,11 +696,11 @@ def chain_on_rank(code, rank, world, data):
     further=True,
     needs=tuple(range(1, 8)),
     why=(
-        "A node fails, and the run resumes on the others. If the batch shrinks, the training is a different one: the"
-        " noise differs, the number of steps in an epoch differs, and step k no longer has the samples that it had."
+        "A node fails, and the run resumes on the others. If the batch shrinks, training changes: the noise differs,"
+        " an epoch has more steps, and step k no longer has the same samples."
     ),
     hints=(
-        "The size per rank counts in the first job. From then on the run knows its global batch.",
+        "The size per rank matters only in the first job. From then on the run knows its global batch.",
         "`saved` is None at first. With args.batch_size_per_rank = None set_batch_size takes args.batch_size as it is.",
         "If saved and args.batch_size_per_rank: set args.batch_size to saved, and the other to None. Then the call.",
     ),
@@ -695,7 +712,7 @@ def test_todo8_batch(student):
         expect(
             got == right if right else got == "exit code 2",
             f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
-            right or "exit code 2: it does not divide",
+            right or "exit code 2: the batch does not divide by the ranks",
             got,
         )
     check_chain(student)
@@ -746,11 +763,28 @@ def check_chain(student):
 
 def mixed_up(events):
     """The collectives of one rank that a thread makes by the group of the training step, from begin_save() on."""
-    marks = [number for number, event in enumerate(events) if event["e"] == "mark"]
-    begin, step, end = marks[-3:]
+    begin, step, end, *_ = [number for number, event in enumerate(events) if event["e"] == "mark"]
     of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
     in_thread = [event for event in events[begin:end] if event["e"] == "op" and event.get("aside")]
     return [event["op"] for event in in_thread if event["name"] in of_training]
+
+
+def crossed(every, ended):
+    """(rank, collective) of the first main thread that uses the saving's own group before its thread has made its last;
+    None if there is none. A run that has not `ended` stopped before.
+    """
+    own, training, saving = [], set(), set()
+    for events in every:
+        begin, *_, end = [k for k, event in enumerate(events) if event["e"] == "mark"] or [0, 0]
+        own.append([event for event in events[begin : end if ended else None] if event["e"] == "op"])
+        training |= {e["name"] for e in own[-1] if e.get("dtype") == "float32" and not e.get("aside")}
+        saving |= {e["name"] for e in own[-1] if e.get("aside")}
+    for rank, made in enumerate(own):
+        last = max((k for k, event in enumerate(made) if event.get("aside")), default=0) if ended else len(made)
+        mine = [event for event in made[:last] if not event.get("aside") and event["name"] in saving - training]
+        if mine:
+            return rank, mine[0]["op"]
+    return None
 
 
 def waits_for_the_end():
@@ -808,8 +842,21 @@ def begin_on_rank(code, rank, world, seed):
     stepped.set()
     finish()
     finished.set()
+    mark(name="finished")
     dist.barrier()
-    return {"waited": waited, "early": early, "total": total, "whole": content(out / "step-7", world), "mine": given}
+    seen = {"waited": waited, "early": early, "total": total, "whole": content(out / "step-7", world), "mine": given}
+    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
+    error = ""
+    try:
+        code.begin_save(state, out, 9, group)()
+    except (Exception, dcp.api.CheckpointException) as raised:
+        error = type(raised).__name__
+    dcp.FileSystemWriter.write_data = write
+    return seen | {"error": error, "torn": (out / "step-9").exists()}
+
+
+def full_disk(*args):
+    raise OSError("no space left on device")
 
 
 @todo(
@@ -817,9 +864,9 @@ def begin_on_rank(code, rank, world, seed):
     minutes=20,
     further=True,
     why=(
-        "Writing a large model's checkpoint takes minutes, and the GPUs wait. Copying it to CPU memory takes a second;"
-        " from then on it can be written while training continues. But the checkpoint must hold the state of one step,"
-        " and the messages of saving and of training must not be mixed up."
+        "Writing a large model's checkpoint takes minutes, and the GPUs wait. Copying it to CPU memory takes a"
+        " second; from then on it can be written while training continues. But the checkpoint must hold the state of"
+        " one step, and the messages for saving must not mix with those of training."
     ),
     hints=(
         "Which part of TODO 1 can happen now, and which only when everything is written? The second part belongs in"
@@ -836,18 +883,18 @@ def begin_on_rank(code, rank, world, seed):
 )
 def test_todo9_background(student):
     world = 2
-    run = student.call(begin_on_rank, world=world, seed=student.seeds(world))
+    run = begun(student, world)
     ranks = run.evidence
     for rank, seen in enumerate(ranks):
         mixed = mixed_up(run.events[rank])
         expect(
             not mixed,
             f"while rank {rank} trains, a thread that saves makes {mixed[0] if mixed else 'none'} through the"
-            " training's group: its messages and those of the training can be mistaken for each other",
+            " training's group: a message for saving can be mistaken for one of the training",
             "the group that begin_save() is given",
             "the training's",
             rank,
-            hint="Which call starts the thread that writes, and is it told which group to use?",
+            hint="Which call starts the thread that writes, and do you tell it which group to use?",
         )
         waited = f"begin_save() on rank {rank} returns when all is written: {(seen['waited'] or [''])[0]}"
         expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank)
@@ -867,6 +914,43 @@ def test_todo9_background(student):
             rank,
         )
     check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
+    for rank, seen in enumerate(ranks):
+        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing of it"
+        expect(seen["error"], told, "the error that result() raises", "no error", rank)
+        told = "rank 1 could not write, its disk was full, and there is a folder step-9"
+        expect(not seen["torn"], told, "no step-9", "step-9", rank)
+
+
+def begun(student, world):
+    """The run of begin_on_rank, in which no main thread uses the saving's group while a thread does: the two would read
+    each other's messages, by chance.
+    """
+    try:
+        run = student.call(begin_on_rank, world=world, seed=student.seeds(world))
+        every = run.events
+    except Fault as fault:
+        run, every, met = None, fault.events, fault
+    if found := crossed(every, run is not None):
+        rank, op = found
+        raise Wrong(
+            f"while a thread saves by the group of begin_save(), rank {rank} itself makes {op} by it: the two can take"
+            " each other's messages",
+            "nothing else by this group until result() has returned",
+            op,
+            rank,
+        )
+    for rank, events in enumerate(every):
+        fresh = [event["op"] for event in events if event.get("op") == "new_group"][1:]
+        expect(
+            not fresh,
+            "begin_save() makes a group of its own at each save; these add up",
+            "the group that begin_save() is given",
+            "a new group",
+            rank,
+        )
+    if run is None:
+        raise met
+    return run
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -895,18 +979,18 @@ def last_words(seen):
     minutes=20,
     further=True,
     why=(
-        "At its limit a job is killed, and all training since the last checkpoint is lost. A minute's warning is enough"
-        " to save, if it reaches the training processes: a signal that ends torchrun instead ends them, too."
+        "At its limit a job is killed, and all training since the last checkpoint is lost. A minute's warning is"
+        " enough to save, if it reaches the training processes; a signal that ends torchrun ends them, too."
     ),
     hints=(
         "Two things: ask for a signal early enough, and make sure that torchrun survives it, or passes it on.",
         (
             "Slurm: a directive --signal=NAME@SECONDS, and within bash -c a trap of that signal before torchrun; or"
-            " TERM, which torchrun passes on; its exit code is then not 0. PBS: timeout -s TERM SECONDS before"
-            " torchrun, and how to treat exit code 124: command || [ $? -eq ... ]."
+            " TERM, which torchrun passes on; its exit code is then not 0. PBS: put timeout -s TERM SECONDS before"
+            " torchrun, and treat its exit code 124 as success: command || [ $? -eq ... ]."
         ),
         (
-            'Within the quotes of bash -c: trap "" SIGNAL; and then the command as it is. For PBS: timeout, the signal'
+            'Within the quotes of bash -c: trap "" SIGNAL; then the command as it is. For PBS: timeout, the signal'
             " and the seconds before torchrun, and at its end whatever turns that exit code into success."
         ),
     ),
@@ -916,7 +1000,7 @@ def test_todo10_told(student):
         seen = ended(student, unit)["limit"]
         expect(
             not seen["killed"] or seen["told"] or seen["code"] != -9,
-            f"{unit.name}: the job reaches its time limit, and no signal has told the training",
+            f"{unit.name}: the job reaches its time limit, and no signal has reached the training",
             "USR1 or TERM, a minute or more before the limit",
             "no signal",
         )
@@ -931,7 +1015,7 @@ def test_todo10_told(student):
             f"{unit.name}: timeout sends the signal to mpiexec, not to the torchrun that mpiexec starts on each node",
             "timeout in front of torchrun",
             "timeout in front of mpiexec",
-            hint="What does each node run? timeout sends the signal to the command that stands behind it.",
+            hint="What does each node run? timeout sends the signal to the command that follows it.",
         )
         expect(
             not seen["killed"],
@@ -941,7 +1025,7 @@ def test_todo10_told(student):
         )
         expect(
             seen["told"],
-            f"{unit.name}: the training's processes are not told before the limit{last_words(seen)}",
+            f"{unit.name}: no signal reaches the training's processes before the limit{last_words(seen)}",
             "USR1 or TERM",
             "no signal",
         )
@@ -959,6 +1043,13 @@ def test_todo10_told(student):
             "exit code 0",
             f"exit code {seen['code']}",
         )
+        expect(
+            unit.name.endswith(".sbatch") or ended(student, unit)["fails"]["code"] != 0,
+            f"{unit.name}: the training fails with its own error, and the batch file ends as if it had not",
+            "an exit code that is not 0",
+            "exit code 0",
+        )
+        check_launches(student, unit)
 
 
 def notice_of(unit, seen):
@@ -982,15 +1073,16 @@ def notice_of(unit, seen):
         " resubmitted automatically: it would fail every minute until the budget is gone."
     ),
     hints=(
-        "A job ends in one of three ways: done, failed, or stopped at the limit. After which must another job follow?",
+        "A job ends in one of three ways: done, failed, or stopped at the limit. After which of them must another job"
+        " follow?",
         (
             "[ -f FILE ] || command runs the command unless the file is there. Slurm: scontrol requeue and the job's"
             " number. PBS: NEXT=$(qsub -W depend=afterok:$PBS_JOBID -v ARGS,RUN FILE), and qdel it once the training is"
             " done."
         ),
         (
-            '[ -f "$RUN/..." ] || the call that puts this job back into the queue, by its Slurm number; for PBS the'
-            " opposite question, and qdel of the waiting job."
+            '[ -f "$RUN/..." ] || the call that puts this job back into the queue, by its Slurm number; for PBS ask'
+            " the opposite question, and qdel the waiting job."
         ),
     ),
 )
@@ -998,7 +1090,7 @@ def test_todo11_again(student):
     for unit in student.batch_files(11):
         seen = ended(student, unit)
         for how, told in (
-            ("limit", "stopped at its limit, with its training not done"),
+            ("limit", "stopped at its limit, before the training is done"),
             ("done", "that is done"),
             ("fails", "that fails with its own error"),
         ):
@@ -1008,8 +1100,8 @@ def test_todo11_again(student):
                 f"after a job {told} "
                 + ("another follows" if again else f"none follows{last_words(seen[how])}")
                 + f", by {unit.name}",
-                "another job" if how == "limit" else "no other job",
-                asked or "nothing is asked of the scheduler",
+                "another job" if how == "limit" else "no further job",
+                asked or "no request to the scheduler",
             )
         expect(
             seen["done"]["code"] == 0,
@@ -1043,7 +1135,10 @@ def check_handed_on(unit, call):
         return
     handed = re.search(r"-v ?(\S+)", call)
     names = [part.partition("=")[0] for part in handed[1].split(",")] if handed else []
-    for name, what in (("RUN", "writes into another folder, and starts from scratch"), ("ARGS", "has other arguments")):
+    for name, what in (
+        ("RUN", "writes into a different folder, and starts from scratch"),
+        ("ARGS", "has different arguments"),
+    ):
         expect(
             name in names or " -V" in call,
             f"with {unit.name} the next job is not told {name}: it {what}",

@@ -376,9 +376,9 @@ def test_todo2_clip(student):
             norm = mine[case]["norm"]
             less = isinstance(norm, (int, float)) and 0 < norm < right
             wrong = (
-                "it is smaller than the whole gradient's: is it the norm of a part?"
+                "it is smaller than the norm of the whole gradient: is it the norm of a part?"
                 if less
-                else "it is larger than the whole gradient's: does something count twice?"
+                else "it is larger than the norm of the whole gradient: does something count twice?"
             )
             check_norm(told, norm, right, rank, wrong)
         factor = min(1.0, clip / right) if clip else 1.0
@@ -388,7 +388,7 @@ def test_todo2_clip(student):
             {name: grad * factor for name, grad in grads.items()},
             rel=1e-5,
         )
-        check_sent(told, events[case], whole / 8, why="whole gradients are assembled to find a norm")
+        check_sent(told, events[case], whole / 8, why="assembles whole gradients to find a norm")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -454,22 +454,22 @@ def block_on_rank(code, rank, world, sizes, cut):
     3,
     minutes=25,
     why=(
-        "Two consecutive products, the first cut by columns, the second by rows, need no message in between: "
-        "Megatron's idea (arXiv:1909.08053). A layer then sends 8 B T D (t-1)/t numbers, forward and "
-        "backward. If q, k and v each sum their own gradient, it is half as much again."
+        "Two consecutive products, the first cut by columns, the second by rows, need no message in between:"
+        " Megatron's idea (arXiv:1909.08053). A layer then sends 8 B T D (t-1)/t numbers, forward and backward. If q,"
+        " k and v each sum their own gradient, a layer sends 1.5 times as much."
     ),
     hints=(
         (
-            "The plan maps names of the block's layers to styles: ColwiseParallel or RowwiseParallel. And how"
-            " do attention and mlp themselves take their input?"
+            "The plan maps names of the block's layers to styles: ColwiseParallel or RowwiseParallel. How should"
+            " attention and mlp as a whole receive their input?"
         ),
         (
             "A row-parallel layer's outputs are summed, and leave as output_layouts says. PrepareModuleInput "
             "on a whole module redistributes its input once, for all layers inside."
         ),
         (
-            "Eight entries: two modules, four column-parallel layers, two row-parallel ones. `layout` is how the stream"
-            " enters and how it leaves; inside, every rank needs the whole stream."
+            "Eight entries: two modules, four column-parallel layers, two row-parallel ones. `layout` is the layout"
+            " of the stream before and after; inside, every rank needs the whole stream."
         ),
     ),
 )

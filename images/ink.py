@@ -128,7 +128,7 @@ def drawn(figure: Figure, salt: str) -> str:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes `path`.svg, which is the same whenever the same matplotlib draws it, and `path`.png, of 256 colours, which
-    holds the SVG's hash and so tells of which drawing it is.
+    holds the SVG's hash and so shows from which drawing it was made.
     """
     svg = drawn(figure, path.name)
     path.with_suffix(".svg").write_text(svg, "utf-8")

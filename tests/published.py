@@ -77,7 +77,7 @@ def main() -> None:
         if "--all" not in sys.argv:
             runs = [run for run in runs if run.source != "llm-foundry"]
         table = Table(
-            "", "published, s", "predicted, s", "ratio", "GiB held", "predicted", "place", title=family.told()
+            "", "published, s", "predicted, s", "ratio", "GiB held", "predicted", "place", title=family.summary()
         )
         for run in runs:
             ratio, held = published.ratio(run), sum(costs.memory(run.model, run.plan).values())

@@ -79,8 +79,9 @@ def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, 
     assert seen["code"] == 0, seen
     starts = batch.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))
-    assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-2:])) for ranks in starts} == {
-        (4 * nodes, 4, f"train/{lesson}.py", tuple(stand_ins.ARGS))
+    args = stand_ins.ARGS[kind]
+    assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-len(args) :])) for ranks in starts} == {
+        (4 * nodes, 4, f"train/{lesson}.py", tuple(args))
     }
 
 

@@ -1,4 +1,4 @@
-"""Control groups: found in either version, and what they hold back in earnest, where this machine lets us make one."""
+"""Control groups: found in either version, and what they really limit, where this machine lets us make one."""
 
 import os
 import subprocess

@@ -329,14 +329,14 @@ def test_machines_of_one_chip_reach_what_was_fitted(chip):
 def test_runs_that_were_not_fitted_judge_each_family(name):
     """Four of five within 15 %, none beyond 35 %."""
     family = next(family for family in families() if family.name == name)
-    print(family.told())
+    print(family.summary())
     assert family.had and family.near >= 0.8 and 0.65 <= family.ratios[0] and family.ratios[-1] <= 1.35
 
 
 def test_a_family_that_is_not_had_says_so():
     others = {family.name: family for family in families() if not family.had}
     assert set(others) == {"others", "H100 Megatron-Core", "H100 FSDP of 2023"}
-    assert all("more than this planner should be off" in family.told() for family in others.values())
+    assert all("more than this planner should be off" in family.summary() for family in others.values())
     assert all(0.6 < family.ratios[0] and family.ratios[-1] < 1.4 for family in others.values())
 
 

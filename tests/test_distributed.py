@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -126,6 +127,18 @@ def test_only_rank_0_prints_and_saves(env, tmp_path, capsys):
     save0({"a": 1}, path)
     assert capsys.readouterr().out == "yes\n"
     assert torch.load(path) == {"a": 1}
+
+
+@pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [distributed.PATIENCE])])
+def test_a_rank_that_fails_lets_rank_0_speak_first(rank, waits, env, monkeypatch, capsys):
+    env(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", TORCHELASTIC_RESTART_COUNT="0")
+    slept, before = [], signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(distributed.time, "sleep", lambda seconds: slept.append((seconds, capsys.readouterr().err)))
+    with pytest.raises(SystemExit, match="2"):
+        distributed.fail("no such file")
+    signal.signal(signal.SIGTERM, before)
+    assert slept == [(seconds, "") for seconds in waits]
+    assert capsys.readouterr().err == "error: no such file\n"  # once, whoever says it
 
 
 def test_a_save_that_fails_leaves_the_old_file_whole(env, tmp_path):

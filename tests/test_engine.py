@@ -580,6 +580,31 @@ def test_messages_of_a_run_are_told(engine):
     assert (loose.rank, loose.call, loose.where) == (1, "irecv from rank 0", ["train/x.py", 12, "work"])
 
 
+def test_which_threads_the_main_one_need_not_wait_for(engine):
+    """It waits for autograd's threads, which Python's threading has not started: one for each GPU."""
+    run = launch(
+        engine,
+        """
+        import _thread, threading
+        dist.all_reduce(torch.ones(1))
+        beside = threading.Thread(target=dist.all_reduce, args=(torch.ones(2),))
+        beside.start()
+        beside.join()
+        over = threading.Event()
+        _thread.start_new_thread(lambda: (dist.all_reduce(torch.ones(3)), over.set()), ())
+        over.wait()
+        """,
+    )
+    assert run.fault is None, run.fault
+    for events in run.events:
+        calls = [event for event in events if event.get("op") == "all_reduce"]
+        assert [(event["shape"], event.get("aside", False)) for event in calls] == [
+            ([1], False),
+            ([2], True),
+            ([3], False),
+        ]
+
+
 def test_bytes_for_each_rank_of_an_all_to_all(engine):
     run = launch(
         engine,

@@ -1,4 +1,4 @@
-"""A class graded: marks, records, what is made from them; killed and gone on with."""
+"""A class graded: marks, records, what is made from them; killed and resumed."""
 
 import csv
 import io

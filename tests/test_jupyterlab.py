@@ -1,4 +1,4 @@
-"""The student's notebook as a student uses it: JupyterLab in a browser, nobody's internals in sight."""
+"""The student's notebook as a student uses it: JupyterLab in a browser, without a sight of internals."""
 
 import os
 import queue

@@ -55,10 +55,15 @@ class Student:
         return found
 
 
-@pytest.fixture
-def student(tmp_path):
-    course = Course(tmp_path / "course")
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    course = Course(tmp_path_factory.mktemp("course") / "course")
     course.solve("ddp_training", (1, 2, 3, 4))
+    return course
+
+
+@pytest.fixture
+def student(course):
     with tempfile.TemporaryDirectory(prefix="wb-") as temporary:  # a socket's address is short
         student = Student(course, Path(temporary))
         yield student
@@ -94,6 +99,7 @@ def test_one_server_for_all_commands_and_for_a_notebook(student):
 def test_a_change_of_the_course_is_a_new_server(student):
     assert student.run("check", TODO).returncode == 0
     before = set(student.servers())
+    assert len(before) == 1
     check = student.course.folder / "grader" / "test_ddp_training.py"
     check.write_text(check.read_text() + "# another file\n")
     assert student.run("check", TODO).returncode == 0

@@ -106,7 +106,8 @@ def test_ctrl_c_of_run_is_one_line_and_130(nproc, tmp_path):
         text=True,
         start_new_session=True,
     )
-    assert until((out / "metrics.jsonl").is_file, 90)
+    record = out / "metrics.jsonl"
+    assert until(lambda: record.is_file() and record.read_text(), 90)  # a step; the first line comes before it
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its group
     said = process.communicate(timeout=60)[0].splitlines()
     assert process.returncode == 130 and not own(out), said

@@ -1,4 +1,4 @@
-"""What is alive, in bytes: whoever keeps it, and whatever was resized."""
+"""Bytes that are alive, whatever keeps them alive and whatever was resized."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the judge reads off the ranks' messages: rounds, deadlocks that buffers hid, calls that nobody saw through."""
+"""What the judge reads off the ranks' messages: rounds, deadlocks that buffers hid, calls never waited for."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""A maintainer adds a lesson: source, checks, texts after a pass, other answers, questions, a line of the order."""
+"""A maintainer adds a notebook and a script: source, checks, texts after a pass, other answers, questions, a line."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 from course_copy import Course
 
-STEM = "99_sums"
+STEM, SCRIPT = "99_sums", "sums_training"
 CELL = (
     '# %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true,'
     ' "task": false}'
@@ -26,6 +26,45 @@ def total(mine):
     dist.all_reduce(mine)
     return mine + 0.0
     ### END SOLUTION
+"""
+WITH_MAIN = """\
+\"\"\"Add up what all ranks have.\"\"\"
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# The course's folder is the nearest one above this file that holds utils/.
+sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
+
+from utils.arguments import training_parser
+from utils.distributed import cleanup, launch_environment, print0
+from utils.job import prepare
+
+
+def total(mine):
+    # TODO 1: Add up what all ranks have.
+    ### BEGIN SOLUTION
+    dist.all_reduce(mine)
+    return mine + 0.0
+    ### STUDENT
+    # return mine
+    ### END SOLUTION
+
+
+def main(argv=None):
+    args = training_parser("sums_training").parse_args(argv)
+    prepare(args)
+    launch_environment()
+    dist.init_process_group("gloo")
+    print0(total(torch.ones(1)).item())
+    cleanup()
+
+
+if __name__ == "__main__":
+    main()
 """
 CHECKS = '''\
 """Checks of the lesson."""
@@ -60,33 +99,47 @@ RIGHT = [Answer(1, "one by one", "dist.barrier()\\ndist.all_reduce(mine)\\nretur
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
-    for path, text in {
-        f"solutions/notebooks/{STEM}.py": SOURCE,
-        f"grader/test_{STEM}.py": CHECKS,
-        f"grader/mutants/{STEM}.py": ANSWERS,
-        f"solutions/after/{STEM}.md": AFTER,
-    }.items():
-        (made.folder / path).write_text(text)
-    for path in ("docs/questions.md", "solutions/answers.md"):
-        with (made.folder / path).open("a") as file:
-            file.write(f"\n## {STEM}\n\n1. One?\n2. Two?\n3. Three?\n")
+    for lesson, source in ((f"notebooks/{STEM}", SOURCE), (f"train/{SCRIPT}", WITH_MAIN)):
+        stem = lesson.partition("/")[2]
+        for path, text in {
+            f"solutions/{lesson}.py": source,
+            f"grader/test_{stem}.py": CHECKS,
+            f"grader/mutants/{stem}.py": ANSWERS,
+            f"solutions/after/{stem}.md": AFTER,
+        }.items():
+            (made.folder / path).write_text(text)
+        for path in ("docs/questions.md", "solutions/answers.md"):
+            with (made.folder / path).open("a") as file:
+                file.write(f"\n## {stem}\n\n1. One?\n2. Two?\n3. Three?\n")
     order = made.folder / "grader/engine/lesson/lessons.py"
-    order.write_text(order.read_text().replace('"resilient_training",', f'"resilient_training",\n    "{STEM}",'))
-    assert f"notebooks/{STEM}.ipynb: written" in made.run("build").stdout
+    lines = f'"resilient_training",\n    "{STEM}",\n    "{SCRIPT}",'
+    order.write_text(order.read_text().replace('"resilient_training",', lines))
+    built = made.run("build").stdout
+    assert f"notebooks/{STEM}.ipynb: written" in built and f"train/{SCRIPT}.py: written" in built, built
     return made
 
 
 def test_four_files_three_questions_and_a_line_are_a_lesson(course):
     assert "a sum over the ranks" in (course.folder / "README.md").read_text()
-    looked = course.run("build", "--check", STEM)
+    looked = course.run("build", "--check", STEM, SCRIPT)  # it judges the starts and the solutions
     assert (looked.returncode, looked.stdout) == (0, "nothing is wrong\n"), looked
-    assert STEM in course.run("status").stdout
-    done = course.run("check", f"{STEM}/1")
-    assert done.returncode == 1 and "not done yet" in done.stdout
+    listed = course.run("status").stdout
+    assert STEM in listed and SCRIPT in listed
+    for lesson in (STEM, SCRIPT):
+        done = course.run("check", f"{lesson}/1")
+        assert done.returncode == 1 and "not done yet" in done.stdout, done
     assert "Who has what?" in course.run("hint", f"{STEM}/1").stdout
-    assert course.run("check", STEM, "--target", "solutions").returncode == 0
-    tried = course.run("mutants", STEM)
-    assert tried.returncode == 0 and "1/1 wrong answers killed" in tried.stdout, tried.stdout
+    tried = course.run("mutants", STEM, SCRIPT)
+    assert tried.returncode == 0 and "2/2 wrong answers killed" in tried.stdout, tried.stdout
+
+
+def test_a_script_has_options_and_batch_files(course):
+    """It runs as given, with the options of all scripts, and gets the batch files of ddp_training, solved."""
+    for ending in (".sbatch", ".pbs"):
+        text = (course.folder / "sbatch" / f"{SCRIPT}{ending}").read_text()
+        assert f"train/{SCRIPT}.py" in text and "TODO" not in text
+    done = course.run("run", SCRIPT, "--nproc", "2", "--", "--device", "cpu")
+    assert done.returncode == 0 and "1.0" in done.stdout.splitlines(), done
 
 
 @pytest.mark.long  # of the course's own lessons, test_release shows the first half; a class takes its time in any case
@@ -108,23 +161,29 @@ def test_it_is_released_and_graded_like_the_others(course, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "problem"),
+    "faults",  # each kind is looked for only where none of the kinds before it was found
     [
-        (f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1"),
-        (f"grader/test_{STEM}.py", "BUILDS =", "BUILD =", f"grader/test_{STEM}.py: has no BUILDS"),
-        (f"grader/test_{STEM}.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check"),
-        (f"solutions/after/{STEM}.md", "## 1", "## 2", f"{STEM}/1: solutions/after/{STEM}.md has a text"),
-        ("docs/questions.md", "3. Three?", "", f"{STEM}: docs/questions.md has no 1 to 3 under ## {STEM}"),
-        (f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails"),
+        [
+            (f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1"),
+            (f"grader/test_{STEM}.py", "BUILDS =", "BUILD =", f"grader/test_{STEM}.py: has no BUILDS"),
+        ],
+        [
+            (f"grader/test_{STEM}.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check"),
+            (f"solutions/after/{STEM}.md", "## 1", "## 2", f"{STEM}/1: solutions/after/{STEM}.md has a text"),
+            ("docs/questions.md", "3. Three?\n\n## sums", "\n## sums", f"{STEM}: docs/questions.md has no 1 to 3"),
+        ],
+        [(f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails")],
     ],
+    ids=["sources", "texts", "solution"],
 )
-def test_what_a_new_lesson_lacks_is_said(course, path, old, new, problem):
-    file = course.folder / path
-    text = file.read_text()
-    assert old in text
+def test_what_a_new_lesson_lacks_is_said(course, faults):
+    kept = {path: (course.folder / path).read_text() for path, *_ in faults}
     try:
-        file.write_text(text.replace(old, new))
+        for path, old, new, _ in faults:
+            assert old in kept[path]
+            (course.folder / path).write_text(kept[path].replace(old, new))
         looked = course.run("build", "--check", STEM)
-        assert looked.returncode == 1 and problem in looked.stdout, looked
+        assert looked.returncode == 1 and all(problem in looked.stdout for *_, problem in faults), looked
     finally:
-        file.write_text(text)
+        for path, text in kept.items():
+            (course.folder / path).write_text(text)

@@ -163,6 +163,7 @@ def test_the_courses_notebooks_validate_and_test_every_todo():
         assert "from grader import check" in first.source
 
 
+@pytest.mark.long  # as all of nbgrader's own commands
 def test_nbgrader_itself_makes_the_same_release(course):
     """The real notebook, `nbgrader generate_assignment` and the shipped configuration."""
     shutil.copy(COURSE / "nbgrader_config.py", course)

@@ -27,6 +27,43 @@ HABITS = {
 }
 
 
+STIFF = {
+    r"\b([Ss]omebody|[Nn]obody|[Ww]hoever|[Aa]nybody)\b": "ranks are not persons: no rank, whichever rank",
+    r"\b(that|those) of\b.*\b(that|those) of\b": "name the thing again",
+    r"\bother ones\b|\b(is|are) another one\b|\bare others\b": "different, differs",
+    r"(?<![Tt]here )\b(is|are) no (?!longer|more|less|faster|better|worse)[a-z]+": "is not a …",
+    r"\b(tells?|told|said) of\b": "reports, says about",
+    r"\b(goes|gone|going) on with\b": "resumes, continues",
+    r"\bdue (is|are) (?!None)": "expected",
+    r"\bno error says so\b": "without any error",
+    r"\bin earnest\b|\bstands? (in line|in the way)\b": "really, waits",
+    r"\bbe (that|it) [a-z]": "whether",
+    r"\bas (good|right)(?= as|[.,;:]|$)": "equally right",
+    r"\b(dealt|deals|dealing) out\b|\blets? (it|them|the whole) go\b": "divide, distribute; free",
+}
+ROOMS = ("grader", "utils", "images", "benchmarks")  # and the texts above; tests and mutants speak to maintainers
+MOST_FOR_STUDENTS, MOST = 8, 30  # lines
+
+
+def stiff(paths: list) -> list[str]:
+    """The lines that have one of these turns, once for each."""
+    return [
+        f"{path.relative_to(COURSE)}:{number}: {line.strip()} ({instead})"
+        for path in paths
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for turn, instead in STIFF.items()
+        if re.search(turn, line)
+    ]
+
+
+def test_few_stiff_turns_are_left():
+    rooms = {path for room in ROOMS for path in (COURSE / room).rglob("*.py") if "mutants" not in path.parts}
+    everywhere = sorted(rooms | {*TEXTS, COURSE / "CONTRIBUTING.md", *(COURSE / "grader").glob("*.md")})
+    for paths, most in ((TEXTS, MOST_FOR_STUDENTS), (everywhere, MOST)):
+        found = stiff(paths)
+        assert len(found) <= most, "\n".join(found)
+
+
 @pytest.mark.parametrize("habit", HABITS)
 def test_what_students_read_has_no_such_turn(habit):
     found = [

@@ -241,7 +241,7 @@ BROKEN = {
         (["--best", "0"], "--best"),
         (["--out", "/nowhere/x.png"], "/nowhere"),
         (["--out", "x.gif"], ".svg"),
-        (["--check", "tp"], "no setting"),
+        (["--check", "tp"], "not a setting"),
         (["--check", "tp=0"], "tp is '0'"),
         (["--check", "xp=2"], "no setting 'xp'"),
         (["--check", "tp=2,tp=4"], "twice"),

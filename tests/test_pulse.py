@@ -1,4 +1,4 @@
-"""Silence on a busy machine: who stands in line for a processor is not asleep, and who sleeps is told all the same."""
+"""Silence on a busy machine: a rank that waits for a processor is not asleep, and a sleeping one is still detected."""
 
 import os
 import subprocess

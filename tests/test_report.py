@@ -325,7 +325,7 @@ def test_a_run_too_short_to_measure_communication_says_so(run):
     assert page.unmeasured(found) == ""
     for rank in found.ranks:
         rank.communication = None
-    assert "too short to measure communication" in page.unmeasured(found)
+    assert "this run was shorter" in page.unmeasured(found)
     del found.ranks[1:]  # one rank sends nothing
     assert page.unmeasured(found) == ""
 
@@ -473,12 +473,18 @@ def test_weak_scaling_and_the_table_of_results(course):
         (["report", "nowhere"], "no such folder"),
         (["report", "utils"], "there is no run in"),
         (["run", "ddp_training", "--nproc", "1,x"], "--nproc 1,x"),
-        (["run", "ddp_training", "--nproc", "2", "--", "--epochs", "none"], "argument --epochs"),
     ],
 )
 def test_mistakes(course, args, words):
     done = course.run(*args)
     assert done.returncode == 2 and words in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+
+
+def test_a_run_that_fails_has_no_report(course, tmp_path):
+    done = course.run("run", "ddp_training", "--nproc", "2", "--", "--epochs", "none", cwd=tmp_path)
+    assert done.returncode == 2 and "argument --epochs" in " ".join(done.stderr.split())
+    assert "torchrun --standalone --nproc-per-node=2" in done.stdout and "report.html" not in done.stdout
+    assert "Traceback" not in done.stderr and not (tmp_path / "runs").exists()
 
 
 def test_a_report_follows_no_link_and_names_what_is_no_record(tmp_path):

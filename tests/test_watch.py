@@ -18,6 +18,7 @@ from course_copy import Course
 from grader.engine.commands import watch as looking
 from grader.engine.commands.watch import must_poll, recheck
 from grader.engine.judge.judge import checked_lessons
+from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, regions
 
 LIMIT = 90  # seconds after which a test gives up; a slow machine needs ten
@@ -127,15 +128,15 @@ def test_a_kill_leaves_nothing_running(course, watch):
 
 
 def test_keys(course, watch):
-    watched = watch("01_collectives", terminal=True)
+    first, *rest = checked_lessons()[-3:]  # `n` goes from each to the next, up to the last
+    watched = watch(first, terminal=True)
     watched.until("q quit")
     os.write(watched.out, b"h")
-    watched.until("hint 1 of 3 for 01_collectives/1")
+    watched.until(f"hint 1 of 3 for {first}/1")
     os.write(watched.out, b"h")
     watched.until("hint 2 of 3")
     os.write(watched.out, b"l")
     watched.until("0 of ")  # the list of the lessons
-    rest = checked_lessons()[checked_lessons().index("01_collectives") + 1 :]
     for lesson in rest:
         os.write(watched.out, b"n")
         watched.until(f"{lesson} is not checked" if lessons.lacking(lesson) else f"· {lesson}/1 ")
@@ -159,8 +160,23 @@ def test_a_track_keeps_to_its_todos(course, watch):
     watched.until("· ddp_training/11 ")
     course.solve("ddp_training", range(1, 12))
     watched.until("11 of 11")
-    watched.until("All that your track has of ddp_training is right.")
+    watched.until("All TODOs of your track in ddp_training are right.")
     watched.end(signal.SIGINT)
+
+
+def test_a_track_hears_of_a_file_that_is_no_python(monkeypatch, capsys):
+    """Though its TODOs, of a batch file say, can be judged without it."""
+    broken = Verdict("ddp_training", 3, "", "skipped", "no_python", 0, 1, "train/ddp_training.py:7 is not Python")
+    right = Verdict("ddp_training", 15, "", "pass", None, 1, 1, "")
+    monkeypatch.setattr(looking, "recheck", lambda *_, **__: [broken, right])
+    monkeypatch.setattr(looking, "remember", lambda _: None)
+    watch = looking.Watch(None, "ddp_training", [("ddp_training", 15)])
+    assert watch.check(0.0)
+    said = capsys.readouterr().out
+    assert "train/ddp_training.py:7 is not Python" in said and "are right" not in said
+    monkeypatch.setattr(looking, "recheck", lambda *_, **__: [right])
+    assert watch.check(0.0)
+    assert "All TODOs of your track in ddp_training are right." in capsys.readouterr().out
 
 
 def test_what_is_worked_on_comes_first(engine, tmp_path):

@@ -16,7 +16,7 @@ how far you are. TODOs 14 to 18 are in the batch files.
 
 In five lines:
 - Each process has one device, one rank and a whole copy of the model; all copies start equal.
-- A sampler gives each rank its own share of each set, and is told the epoch to shuffle anew.
+- A sampler gives each rank its own share of each set; tell it the epoch, or it never shuffles anew.
 - The batch size is global: with N ranks, each takes 1/N of it, so each step is the same as in one process.
 - Losses are added up over ranks as sums and counts, and divided once; validation drops no sample and counts none twice.
 - All ranks take part in every collective; one prints and saves.
@@ -73,14 +73,14 @@ def setup() -> tuple[int, int, int, torch.device]:
     # everything else is in the environment.
     pass
 
-    # TODO 2: Find out which rank this process is.
-    # Its number among all processes, its number on its own node, and the number of processes.
-    # On two nodes the first two numbers differ.
+    # TODO 2: Find out which rank this process is. Its number among all processes, its number on
+    # its own node, and the number of processes. On two nodes, the first two of these numbers
+    # differ.
     rank, local_rank, world_size = 0, 0, 1
 
-    # TODO 3: Choose this process's own device.
-    # A node with four GPUs runs four processes, and each must use a different GPU,
-    # also as the default for code that names none. Without GPUs it is the CPU, as before.
+    # TODO 3: Choose this process's own device. A node with four GPUs runs four processes, and
+    # each must use a different GPU, which must also be the default for code that names no
+    # device. Without GPUs, the device is the CPU, as before.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return rank, local_rank, world_size, device
 
@@ -125,9 +125,9 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
         train, batch_size=args.batch_size, sampler=EpochOrder(train, args.seed), drop_last=True, **common
     )
 
-    # TODO 6: Load this rank's share of the validation set.
-    # Nothing may be dropped here, not even the last sample. The size of its batches changes no result;
-    # a rank's part of the global batch surely fits.
+    # TODO 6: Load this rank's share of the validation set. Nothing may be dropped here, not
+    # even the last sample. The size of its batches changes no result; a rank's part of the
+    # global batch certainly fits into memory.
     validation_loader = DataLoader(validation, batch_size=args.batch_size, **common)
 
     # TODO 7: Load this rank's share of the test set.
@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
     with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
             # TODO 9: Shuffle the samples anew in every epoch.
-            # The sampler shuffles with seed and epoch, and does not know the epoch unless it is told.
+            # The sampler shuffles with seed and epoch, and knows the epoch only if you tell it.
             pass
             train_loss, step = train_epoch(model, train_loader, optimizer, device, args, metrics, epoch, step)
             validation_loss = evaluate(model, validation_loader, device, args)

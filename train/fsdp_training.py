@@ -17,7 +17,7 @@ taught is now in utils/after_ddp_training.py), and runs at every stage. Fill the
 which is not always the order of the lines; `./workbook check fsdp_training` says how far you are.
 
 A DeviceMesh arranges ranks in a grid with named axes. A DTensor is a tensor that knows how it is distributed over a
-mesh. On the device "meta" tensors have shapes and no memory. DCP is torch.distributed.checkpoint.
+mesh. On the device "meta", tensors have shapes but no memory. DCP is torch.distributed.checkpoint.
 
 In five lines:
 - Shard each block, then the rest: weights that are sharded together are gathered together.
@@ -83,7 +83,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
     add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
     add("--save", action="store_true", help="save a sharded checkpoint after each epoch")
-    add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one; dropout draws differ")
+    add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from the newest of a run; dropout will draw different numbers")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
@@ -124,9 +124,8 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
 
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     """The model, perhaps without its weights: first_weights fills them in."""
-    # TODO 4: Start from the serial run's weights, with no rank except one ever holding them all.
-    # Here: build a model that takes no memory. On the device "meta" a tensor has a shape and no
-    # content. For first_weights see below.
+    # TODO 4: Start from the serial run's weights, while no rank except one ever holds all of them. Here, build a model
+    # that takes no memory: on the device "meta" a tensor has a shape but no content. first_weights, below, fills it.
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
 
@@ -140,9 +139,9 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) ->
 
 def recompute(model: nn.Module) -> None:
     """Activation checkpointing (arXiv:1604.06174): keep only the input of each block, and run the block twice."""
-    # TODO 8: Wrap each block, in place, so that it is computed again in the backward pass.
-    # The results stay the same to the last bit. It takes a third more time, and for each layer
-    # the memory of one tensor instead of a dozen.
+    # TODO 8: Wrap each block, in place, so that it is computed again in the backward pass. The
+    # results stay the same to the last bit. It takes a third more time, but keeps one tensor
+    # for each layer instead of a dozen.
     pass
 
 
@@ -156,7 +155,7 @@ def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
 
 def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
     """Give each rank its part of the weights, and so of the gradients and the optimizer state."""
-    # A single copy needs no sums over copies, and so no second axis.
+    # With a single copy there is nothing to sum over copies, so no second axis.
     options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
     # TODO 3: Shard the model over the mesh: each block, then the rest of the model.
     # Weights that are sharded together are gathered together, so with one unit per block a rank never holds more than
@@ -206,10 +205,10 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: a
 
 def clip_gradients(model: nn.Module, args: argparse.Namespace) -> float:
     """Scale the gradient down to a norm of at most args.clip (0: no limit). Returns its norm before."""
-    # TODO 6: Clip by the norm of the whole gradient, and return that norm.
-    # A rank holds a part of the gradient. The norm of that part is too small, and differs from rank to
-    # rank; scaled with it, the parts would no longer form one gradient. (Parameters are now
-    # DTensors, which know which part they are of what.)
+    # TODO 6: Clip by the norm of the whole gradient, and return that norm. A rank holds a part of the
+    # gradient. The norm of that part is too small, and differs from rank to rank; scaled with it, the
+    # parts would no longer form one gradient. (Parameters are now DTensors, which know which part of
+    # the whole they hold.)
     if args.clip:
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     return 0.0

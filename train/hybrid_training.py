@@ -1,7 +1,7 @@
 """Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
 
 Eight processes, 2 x 2 x 2:  torchrun --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
-The stream cut as well:      torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+The stream cut, too:         torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
 Stop, and resume in a different shape:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
@@ -102,11 +102,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
     """The ranks on four axes, named like the flags: pp, dp, shard and tp."""
-    # TODO 1: Order the axes.
-    # init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are on one node, where links
-    # are fast; the ranks of the first axis are furthest apart. The table above names the messages along each axis.
-    # For which of them is it most, and which of them must wait for each message? As given, any losses would be right,
-    # and on several nodes every layer would wait for the network.
+    # TODO 1: Order the axes. init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are
+    # on one node, where links are fast; the ranks of the first axis are furthest apart. The table above names the
+    # messages along each axis. Which of them sends most, and which must wait for each message? As given, the losses
+    # would be right, but on several nodes every layer would wait for the network.
     sizes = (args.dp, args.shard, args.tp, args.pp)
     return init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "shard", "tp", "pp"))
 
@@ -195,7 +194,7 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
     # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP). As given,
     # copies along dp are never averaged; and a block's weights are gathered for its forward and again for its backward
-    # pass, which is twice for each micro-batch. tp_training does otherwise for the modules outside of its blocks.
+    # pass, which is twice for each micro-batch. tp_training treats the modules outside its blocks differently.
     options["mesh"] = mesh["shard"]
     for block in layers.blocks.values():
         fully_shard(block, **options)
@@ -210,7 +209,7 @@ def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> T
     # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to
     # know how h is placed on these ranks: DTensor.from_local(h, mesh, [layout]) makes a DTensor of each rank's part.
     # The mesh is weight.device_mesh: while FSDP has gathered the weight, that is the tensor axis alone (between steps
-    # it has the data axes, too). What head_loss returns is a mean, too, over the targets that count.
+    # it has the data axes, too). head_loss, too, returns a mean over the targets that count.
     return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()
 
 

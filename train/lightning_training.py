@@ -6,11 +6,11 @@ One process:    python train/lightning_training.py
 More nodes:     sbatch sbatch/lightning_training.sbatch        (JURECA)
                 qsub sbatch/lightning_training.pbs             (Polaris)
 
-Lightning inverts a training script: it owns the loop, and the loop calls what you
-write. You define a step, the devices, and the data of each rank; Lightning does what
-ddp_training.py does by hand: device, wrapper, zero_grad, backward, clipping, set_epoch.
-The result must be the same: the losses of one process. What Lightning does unasked
-does not always give that; TODOs 3 and 8 are about it.
+Lightning inverts a training script: it owns the loop, and the loop calls what you write. You
+define a step, the devices, and the data of each rank; Lightning does what ddp_training.py does
+by hand: device, wrapper, zero_grad, backward, clipping, set_epoch. The result must be the same:
+the losses of one process. What Lightning does by default does not always give that result;
+TODOs 3 and 8 are about it.
 
 It builds on ddp_training, and runs at every stage. Before TODO 1 it learns nothing, and before TODO 4 two
 processes train independently. Fill the TODOs in the order of their numbers;
@@ -21,13 +21,14 @@ GPU (`srun --ntasks-per-node=4`): then devices is SLURM_NTASKS_PER_NODE, num_nod
 SLURMEnvironment replaces TorchElasticEnvironment (docs/launching.md).
 
 In five lines:
-- A LightningModule defines steps and optimizer, a DataModule the loaders, a Trainer devices, nodes and strategy.
+- A LightningModule defines the steps and the optimizer, a DataModule the loaders, a Trainer devices, nodes and
+  strategy.
 - The strategy decides how ranks work together: DDPStrategy joins the group and wraps the model.
 - self.log averages batches by default, on one rank: log sums, and say how to reduce them.
-- Lightning wraps samplers unless told not to; a share that is sharded again is wrong, and padded.
+- Lightning wraps samplers unless told not to; a share that is sharded again is wrong, and is padded.
 - Its checkpoints are for resuming with Lightning; save plain weights for everything else.
 
-Manuals: https://lightning.ai/docs/pytorch/stable/, above all its pages on logging, and on clusters.
+Manuals: https://lightning.ai/docs/pytorch/stable/, above all its pages on logging and on clusters.
 """
 
 import argparse
@@ -66,7 +67,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 for part in ("pytorch", "fabric"):
-    logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)  # it would advertise at every start
+    logging.getLogger(f"lightning.{part}").setLevel(logging.WARNING)  # Lightning's advertisement at every start
 for noise in (".*`srun` command is available", ".*treespec", ".*does not have many workers", ".*litlogger"):
     warnings.filterwarnings("ignore", noise)
 
@@ -91,9 +92,8 @@ class LitModel(L.LightningModule):
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of this rank's part of a batch: a scalar with a graph."""
         x, y = batch
-        # TODO 1: Return the loss.
-        # Nothing else: Lightning calls zero_grad, backward and step, clips in between, and
-        # has moved the batch to the device. The given loss is always 0, which teaches nothing.
+        # TODO 1: Return the loss, and do nothing else: Lightning calls zero_grad, backward and step, clips in between,
+        # and has moved the batch to the device. The given loss is always 0, which teaches nothing.
         return 0.0 * sum(parameter.sum() for parameter in self.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -108,11 +108,11 @@ class LitModel(L.LightningModule):
         Ranks may have unequal numbers of batches: a collective in here would wait for a rank that has finished.
         """
         x, y = batch
-        # TODO 3: Log two sums, over all tokens of all batches of all ranks.
-        # "total" is the sum of the tokens' losses, "count" the number of these tokens; targets equal to
-        # IGNORE do not count. By default self.log_dict takes the mean over batches, on this rank only:
-        # tell it how to reduce, and to synchronize. Its mean over all ranks, weighted
-        # by batch_size, is no solution: it rounds the mean count of a rank to a whole number.
+        # TODO 3: Log two sums, over all tokens of all batches of all ranks. "total" is the sum of the
+        # tokens' losses, "count" the number of these tokens; targets equal to IGNORE do not count. By
+        # default self.log_dict takes the mean over batches, on this rank only: tell it how to reduce,
+        # and to synchronize. Lightning's own mean over all ranks, weighted by batch_size, is not exact:
+        # it rounds a rank's mean count to a whole number.
         self.log_dict({"total": self.model(x, y), "count": 1.0})
 
     def test_step(self, batch: Batch, batch_index: int) -> None:
@@ -128,7 +128,7 @@ def evaluated(trainer: L.Trainer) -> float:
 def layout() -> tuple[int, int]:
     """The number of processes on each node, and the number of nodes."""
     launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
-    if os.environ["WORLD_SIZE"] == "1":  # perhaps nothing launched it
+    if os.environ["WORLD_SIZE"] == "1":  # nothing may have launched it
         os.environ.update(LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1")
     elif "LOCAL_WORLD_SIZE" not in os.environ:
         fail("Lightning has to know how many processes each node has: start the script with torchrun")
@@ -143,12 +143,12 @@ def make_strategy() -> Strategy | str:
     """How the ranks work together."""
     # TODO 5: Let all ranks train one model.
     # Lightning has a strategy that joins the group, with NCCL on GPUs and gloo otherwise, and wraps the
-    # model in DistributedDataParallel. The given one has one device and knows no others.
+    # model in DistributedDataParallel. The given strategy has one device and knows of no others.
     return SingleDeviceStrategy(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
 
 
 class Data(L.LightningDataModule):
-    """This rank's batches. Lightning calls the loader functions after the ranks have met; self.trainer knows them."""
+    """This rank's batches. Lightning calls the loader functions after the ranks have met."""
 
     def __init__(self, sets: Sets, args: argparse.Namespace) -> None:
         super().__init__()
@@ -180,17 +180,17 @@ class Data(L.LightningDataModule):
 def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Trainer:
     """Lightning's loop, without its own printing, drawing and saving: `Report` does that."""
     devices, num_nodes = layout()
-    # TODO 8: Tell Lightning to leave our samplers alone.
-    # On several ranks it replaces every other sampler by a DistributedSampler around it. This includes the sampler of
-    # TODO 7, whose share is then sharded once more, and padded. It warns only about padding, and only
-    # in the test.
+    # TODO 8: Tell Lightning to leave our samplers alone. On several ranks it replaces every
+    # other sampler by a DistributedSampler around it. This includes the sampler of TODO 7,
+    # whose share is then sharded once more and padded. Lightning warns only about the padding,
+    # and only in the test.
     own_samplers = {}
     return L.Trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=devices,
         num_nodes=num_nodes,
         strategy=make_strategy(),
-        plugins=[TorchElasticEnvironment()],  # the processes exist already: it must start none
+        plugins=[TorchElasticEnvironment()],  # the processes already exist: Lightning must start none
         **own_samplers,
         max_epochs=args.epochs,
         gradient_clip_val=args.clip,
@@ -201,7 +201,7 @@ def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Tra
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        num_sanity_val_steps=0,  # two batches before the first epoch, which would count
+        num_sanity_val_steps=0,  # otherwise two batches before the first epoch would count
     )
 
 
@@ -268,10 +268,9 @@ def global_mean(trainer: L.Trainer, total: Tensor, count: Tensor) -> float:
 def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere. All ranks call it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # TODO 9: Save once, and save the plain model.
-    # Lightning's own checkpoint, which is given here, is for Lightning: it has the state of its loops and
-    # of the optimizer, and other names. Ours has the entries "model", "config" and "epoch", and loads in
-    # a program that knows nothing of Lightning.
+    # TODO 9: Save once, and save the plain model. Lightning's own checkpoint, given here, is for Lightning: it contains
+    # the state of the loops and of the optimizer, and its weights have different names. Ours has the entries "model",
+    # "config" and "epoch", and loads in a program that knows nothing of Lightning.
     trainer.save_checkpoint(path)
 
 

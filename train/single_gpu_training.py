@@ -1,7 +1,7 @@
 """Train a small Transformer language model on one device.
 
 Any machine:    python train/single_gpu_training.py
-A short try:    python train/single_gpu_training.py --data builtin --max-steps 20
+A quick try:    python train/single_gpu_training.py --data builtin --max-steps 20
 One GPU node:   sbatch sbatch/single_gpu_training.sbatch       (JURECA)
                 qsub sbatch/single_gpu_training.pbs            (Polaris)
 

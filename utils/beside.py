@@ -136,7 +136,7 @@ class Beside:
         self.row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
         for axis in self.mesh.mesh_dim_names:
             self.row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
-        if plan.pp > 1:  # one stage waits for none: what it does between its passes is no bubble
+        if plan.pp > 1:  # one stage waits for none: what it does between its passes is not a bubble
             self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
         print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
         for name, guess, found in self.rows:

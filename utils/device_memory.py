@@ -90,7 +90,7 @@ class LimitedStorages(Storages):
         LimitedStorages.newest = self
         if self.at_most > self.limit:
             self.noted = set(self.sizes)
-            raise OutOfMemory(told(self.limit, by_kind(self.live(), owners()), "before the first step"))
+            raise OutOfMemory(what_is_held(self.limit, by_kind(self.live(), owners()), "before the first step"))
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -122,7 +122,9 @@ class LimitedStorages(Storages):
             asked = alive.pop(ref.cdata)
             shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
             what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
-            raise OutOfMemory(told(self.limit, by_kind(alive, owners()), f"and asks for {size(asked)} more{what}"))
+            raise OutOfMemory(
+                what_is_held(self.limit, by_kind(alive, owners()), f"and asks for {size(asked)} more{what}")
+            )
         self.most = max(self.most, self.at_most)
 
 
@@ -153,7 +155,7 @@ def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str
         found = {s.data_ptr(): s.nbytes() for tensor in tensors for s in storages_of(tensor) if s.device == device}
         held[kind] = sum(nbytes for address, nbytes in found.items() if address not in seen)
         seen |= found.keys()
-    return told(
+    return what_is_held(
         limit,
         held | {"other": max(0, left - sum(held.values()))},
         f"and asks for {asked[1]} more" if asked else "and asks for more",
@@ -189,7 +191,7 @@ def gathered(thing: object) -> Iterator[Tensor]:
         yield result.all_gather_output
 
 
-def told(limit: int | None, held: Mapping[str, int], asked: str) -> str:
+def what_is_held(limit: int | None, held: Mapping[str, int], asked: str) -> str:
     """One line. `held`: bytes by kind."""
     grouped = dist.is_available() and dist.is_initialized()
     rank = f"rank {dist.get_rank()} of {dist.get_world_size()}" if grouped else "it"

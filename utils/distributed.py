@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from utils.whole import written_whole
+
+PATIENCE = 60  # seconds for which a rank that fails lets rank 0 speak first
 
 
 class Launch(NamedTuple):
@@ -111,7 +114,7 @@ def is_rank0() -> bool:
 def from_rank0(text: str) -> str:
     """What rank 0 gives, on all ranks; each call waits for rank 0's. Without a group, what this process gives.
 
-    It travels by the store at which the ranks have met, so it is no collective, and is not counted as one.
+    It travels by the store at which the ranks have met, so it is not a collective, and is not counted as one.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return text
@@ -138,7 +141,15 @@ def save0(obj: Any, path: str | Path) -> None:
 
 
 def fail(message: object) -> NoReturn:
-    """Stop with exit code 2; rank 0 says why, in one line on stderr."""
+    """Stop with exit code 2; rank 0 says why, in one line on stderr.
+
+    torchrun ends all ranks as soon as one has ended, and rank 0 may still be importing torch. So the others wait to be
+    ended, and say why themselves if nobody does within PATIENCE.
+    """
+    if not is_rank0() and "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(PATIENCE)
+        print(f"error: {message}", file=sys.stderr, flush=True)
     print0(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 

@@ -24,7 +24,7 @@ def prepare(args: argparse.Namespace) -> None:
     the hours of the GPUs. It must come before the first call of torch.cuda, which looks at the environment once.
     """
     end_with_starter()
-    with suppress(AttributeError):  # in a notebook it is no file
+    with suppress(AttributeError):  # in a notebook it is not a file
         sys.stdout.reconfigure(line_buffering=True)  # in a batch job's file, each line is there at once
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 def cpu_units() -> str:
     """This processor's instructions for products in bfloat16; "" if it has none, or torch does not use them.
 
-    On x86, oneDNN's own word is no help: it takes on bfloat16 wherever there is AVX-512, and then converts number by
-    number, at a third of float32's speed.
+    On x86, oneDNN's own answer does not help: it accepts bfloat16 wherever there is AVX-512, and then converts number
+    by number, at a third of float32's speed.
     """
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return ""

@@ -46,7 +46,7 @@ def write_whole(path: Path, text: str, errors: str = "strict") -> None:
 def no_room(error: BaseException | None) -> str:
     """In words, if `error`, or what it comes from, is that the disk is full; else empty.
 
-    torch.save tells of a position in the file, and so does torch.distributed.checkpoint, which gathers what failed on
+    torch.save reports a position in the file, and so does torch.distributed.checkpoint, which gathers what failed on
     each rank; the system's message is below, if it has come that far.
     """
     torch_says = "unexpected pos" in str(error)

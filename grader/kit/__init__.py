@@ -4,6 +4,9 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`; `frozen_in_turn` |
+| sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `lengths`, `nodes`, `layouts` |
+| what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
@@ -13,9 +16,9 @@
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice` |
-| bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `operations`, `ring_bytes` |
+| bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `WAITING` (the hint for a deadlock), `cases`, `collectives`, `rehearse`, `Run` |
-| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`; `ends`; `Unit` |
+| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
@@ -34,9 +37,11 @@ from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
+from grader.kit.launches import LOCAL, check_launches, is_first_node
 from grader.kit.messages import WAITING, sound
-from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name
+from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name, raised
 from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
+from grader.kit.refusals import check_refusals
 from grader.kit.scripts import (
     REL,
     SAME_WEIGHTS,
@@ -54,6 +59,7 @@ from grader.kit.scripts import (
     together,
     training,
 )
+from grader.kit.sizes import layouts, lengths, meshes, nodes, pipelines, rectangles, shares
 from grader.kit.split_model import (
     EXACT,
     attempt,
@@ -70,5 +76,6 @@ from grader.kit.split_model import (
 )
 from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
-from grader.kit.traffic import check_sent, moved_by, operations, ring_bytes, sent_by
+from grader.kit.traffic import check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
+from grader.kit.values import frozen_in_turn, logits, numbers, unsorted
 from utils.memory import Peak

@@ -1,5 +1,6 @@
 """What the checks have in common on a rank: it runs beside the student's code, and judges nothing."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     return value if isinstance(value, (int, float, str, type(None))) else repr(value)
+
+
+def raised(call: Callable[[], Any]) -> dict[str, str] | None:
+    """What a call raises: {"error": its class, "text": …}; None if it returns. What is not done yet goes through."""
+    try:
+        call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)[:400]}
+    return None
 
 
 def as_evidence(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from grader.engine.judge.verdict import expect
 from grader.engine.ranks.messages import collectives
 
@@ -26,6 +28,11 @@ def moved_by(mine: list[dict], rank: int) -> float:
             root = event["group"][int(event["detail"].removeprefix("root "))]
             total += event["bytes"] if rank != root else 0
     return total
+
+
+def numbers_in(event: dict) -> int:
+    """How many numbers a rank gives to a call, whatever their dtype."""
+    return event["bytes"] // getattr(torch, event["dtype"]).itemsize if event["bytes"] else 0
 
 
 def operations(mine: list[dict]) -> str:

@@ -102,6 +102,21 @@ WRONG = [
     Answer(8, "just in time is too late", swap=("math.ceil(days / deadline)", "int(days / deadline) + 1"), says="decide"),
     Answer(8, "always parallel", swap=('("one device" if for_time <= 1 else "data parallel")', '"data parallel"'), says="decide"),
     Answer(8, "two at least", swap=("max(1, for_time)", "max(2, for_time)"), says="decide"),
+    Answer(
+        7,
+        "an efficiency that is never above 1",
+        swap=(
+            'seconds[1] / took / (n if scaling == "strong" else 1)',
+            'min(1.0, seconds[1] / took / (n if scaling == "strong" else 1))',
+        ),
+        says="the efficiency of 2 devices is wrong",
+    ),
+    Answer(
+        7,
+        "a fraction that is never negative",
+        swap=("(devices / speed_up - 1) / (devices - 1)", "max(0.0, (devices / speed_up - 1) / (devices - 1))"),
+        says="fixed_share",
+    ),
 ]  # fmt: skip
 
 RIGHT = [

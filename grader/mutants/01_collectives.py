@@ -341,7 +341,7 @@ WRONG = [
         4,
         "straight to whom it belongs",
         [None, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")],
-        says="no neighbour",
+        says="not a neighbour",
     ),
     Answer(4, "chunks, which are cut otherwise", swap=("tensor.tensor_split", "tensor.chunk")),
     Answer(4, "pieces of one length", swap=("tensor.tensor_split(world", "tensor.view(world, -1")),
@@ -418,7 +418,7 @@ WRONG = [
             work.wait()
         return tensor""",
         ],
-        says="no neighbour",
+        says="not a neighbour",
     ),
     Answer(
         5,

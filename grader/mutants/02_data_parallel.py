@@ -158,7 +158,7 @@ WRONG = [
         2,
         "what a state_dict has",
         "for tensor in model.state_dict().values():\n    dist.broadcast(tensor, src=0)",
-        says="which no state_dict has",
+        says="which is not in the state_dict",
     ),
     Answer(
         2,
@@ -314,7 +314,7 @@ WRONG = [
         p.grad = torch.stack(held).mean(dim=0)""",
             ),
         ),
-        says="bytes by ring",
+        says="bytes through the ring",
     ),
     Answer(
         3,
@@ -397,7 +397,7 @@ WRONG = [
                 p.register_post_accumulate_grad_hook(average)
         return lambda: None""",
         ],
-        says="waits inside of the backward pass",
+        says="waits inside the backward pass",
     ),
     Answer(
         4,
@@ -729,7 +729,7 @@ def begin(p):
         6,
         "a hook that waits",
         [INIT, TAKE + "    self.started[-1][0].wait()\n", FINISH],
-        says="waits inside of the backward pass",
+        says="waits inside the backward pass",
     ),
     Answer(
         6,
@@ -1228,7 +1228,7 @@ if len(self.missing[number]) < 2:
             (model(*batch) / len(micro_batches)).backward()
         reducer.finish()
         """,
-        says="where one comes twice",
+        says="one of which occurs twice",
     ),
     Answer(
         8,
@@ -1358,6 +1358,15 @@ if len(self.missing[number]) < 2:
         "counts in the loss's dtype",
         swap=("torch.tensor(float(count), device=loss.device)", "torch.full_like(loss.detach(), float(count))"),
         says="the loss, in float16, of rank 0",
+    ),
+    Answer(
+        8,
+        "the count, and one for each rank",
+        swap=(
+            "total = torch.tensor(float(count), device=loss.device)\ndist.all_reduce(total)",
+            "both = torch.tensor([float(count), 1.0])\ndist.all_reduce(both)\ntotal = both[0]",
+        ),
+        says="sends more than one number",
     ),
 ]
 

@@ -164,8 +164,8 @@ WRONG = [
         [None, "return tensor.view(-1)[rank::world]", None, None],
         says="my_part of rank 0 is not what it should be",
     ),
-    Answer(2, "the part is a copy", swap=("size]", "size].clone()"), says="it is a copy"),
-    Answer(2, "the part is one of a copy", swap=("tensor.view", "tensor.clone().view"), says="it is a copy"),
+    Answer(2, "the part is a copy", swap=("size]", "size].clone()"), says="my_part is a copy"),
+    Answer(2, "the part is one of a copy", swap=("tensor.view", "tensor.clone().view"), says="my_part is a copy"),
     Answer(
         2,
         "a shard that is full is a view",
@@ -173,7 +173,7 @@ WRONG = [
         says="its memory is not its own",
     ),
     Answer(2, "not filled up", [None, None, "return part.clone()", None], says="the shard of rank 1 has shape"),
-    Answer(2, "always float32", swap=("part.new_zeros", "torch.zeros"), says="another dtype"),
+    Answer(2, "always float32", swap=("part.new_zeros", "torch.zeros"), says="different dtype"),
     Answer(
         2,
         "too long, then cut",
@@ -639,7 +639,7 @@ for p, part in zip(parameters, parts):
             ),
             ("unit.shards, unit.world), strict=True", "unit.kept, unit.world)"),
         ),
-        says="what the ranks' shards say",
+        says="the numbers from the ranks' shards",
     ),
     Answer(
         8,
@@ -706,7 +706,7 @@ for p, part in zip(parameters, parts):
             "gather_shards(unit.shards, unit.world), strict=True",
             "[s.detach().repeat(unit.world) for s in unit.shards]",
         ),
-        says="what the ranks' shards say",
+        says="the numbers from the ranks' shards",
     ),
     Answer(
         9,
@@ -945,7 +945,7 @@ for p, part in zip(parameters, parts):
         6,
         "given to nobody",
         READY.replace("    part.grad = mine if part.grad is None else part.grad + mine\n", ""),
-        says="none has come to what its optimizer trains",
+        says="none reaches the parameters that its optimizer trains",
     ),
     Answer(6, "frees the part's instead", READY.replace("parameter.grad = None", "part.grad = None"), says=""),
     Answer(
@@ -982,7 +982,7 @@ for p, part in zip(parameters, parts):
         9,
         "never reduced to the shards",
         [FINISH.replace("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""), None],
-        says="none has come to what its optimizer trains",
+        says="none reaches the parameters that its optimizer trains",
     ),
     Answer(
         10,
@@ -1105,6 +1105,12 @@ for p, part in zip(parameters, parts):
         "knows AdamW's names only",
         swap=("shape) if is_long(value)", 'shape) if name in ("exp_avg", "exp_avg_sq")'),
         says="the saved momentum_buffer of parameter 0",
+    ),
+    Answer(
+        2,
+        "what is joined has one dimension at least",
+        swap=("shards[: shape.numel()].view(shape)", "shards[: shape.numel()].view(-1, *shape[1:])"),
+        says="a tensor of shape ()",
     ),
 ]
 

@@ -456,7 +456,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         5,
         "an error without numbers",
         swap=('f"{heads} heads do not divide by {world} tensor-parallel ranks"', '"heads do not divide by the ranks"'),
-        says="both numbers",
+        says="does not say in one line",
     ),
     Answer(5, "not causal", swap=("is_causal=True", "is_causal=False"), says="the output on rank"),
     Answer(
@@ -783,6 +783,19 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         9, "norms and biases only", [FINISH.replace("CHOSEN", NOT_SHARDED + " and parameter.dim() == 1")], says="a copy"
     ),
     Answer(9, "matrices only", [FINISH.replace("CHOSEN", NOT_SHARDED + " and parameter.dim() > 1")], says="a copy"),
+    Answer(
+        9,
+        "the first one without a gradient is the last",
+        [
+            """
+        for parameter in parameters:
+            if parameter.grad is None:
+                break
+            if not is_sharded(parameter):
+                dist.all_reduce(parameter.grad)"""
+        ],
+        says="a copy",
+    ),
     Answer(9, "the shards, and not the copies", [FINISH.replace("CHOSEN", "is_sharded(parameter)")]),
     Answer(9, "those without a gradient, too", [FINISH.replace("CHOSEN and parameter.grad is not None", NOT_SHARDED)]),
     Answer(
@@ -1137,6 +1150,33 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         "the indices are shifted where they lie",
         swap=("(x_BT - self.first).where(mine_BT, 0)", "x_BT.sub_(self.first).where(mine_BT, 0)"),
         says="x_BT, which it is given, is written into",
+    ),
+    Answer(
+        11,
+        "ends at the first frozen parameter",
+        swap=(
+            "if parameter.grad is not None:\n        squares",
+            "if parameter.grad is None:\n        break\n    else:\n        squares",
+        ),
+        says="shards, copies and a frozen one",
+    ),
+    Answer(
+        11,
+        "copies averaged in a second message",
+        swap=(
+            "dist.all_reduce(shards)\n",
+            "dist.all_reduce(shards)\ndist.all_reduce(copies)\ncopies /= dist.get_world_size()\n",
+        ),
+        says="more than one message of one number",
+    ),
+    Answer(
+        11,
+        "a norm in float64",
+        swap=(
+            "torch.zeros(()), torch.zeros(())",
+            "torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)",
+        ),
+        says="has dtype float64",
     ),
 ]
 

@@ -152,7 +152,7 @@ WRONG = [
         1,
         "too few pieces are cut all the same",
         swap=('raise ValueError(f"{n} pieces cannot be cut into {stages} stages")', "return [[n] for n in range(n)]"),
-        says="cannot make",
+        says="is not refused",
     ),
     Answer(
         1,
@@ -559,7 +559,7 @@ WRONG = [
         4,
         "plain strings",
         ['return [[f"F{j}" for j in range(m)] + [f"B{j}" for j in range(m)] for _ in range(world)]', None],
-        says="which is no Action",
+        says="which is not an Action",
     ),
     Answer(
         4,
@@ -1159,7 +1159,7 @@ WRONG = [
         8,
         "any number of micro-batches",
         swap=('raise ValueError(f"{m} micro-batches are not a multiple of {world} ranks")', "pass"),
-        says="not a multiple",
+        says="is not refused",
     ),
     Answer(
         8,
@@ -1183,13 +1183,19 @@ WRONG = [
         says="gets stuck",
     ),
     Answer(
-        8, "refused only if there are fewer than ranks", swap=("if m % world:", "if m < world:"), says="not a multiple"
+        8, "refused only if there are fewer than ranks", swap=("if m % world:", "if m < world:"), says="is not refused"
+    ),
+    Answer(
+        8,
+        "one group is too few",
+        swap=("if m % world:", "if m % world or m == world > 2:"),
+        says="are not a multiple of",
     ),
     Answer(
         8,
         "odd numbers are refused",
         swap=("if m % world:", "if m % 2 and world % 2 == 0 or m < world:"),
-        says="not a multiple",
+        says="is not refused",
     ),
     Answer(
         9,

@@ -842,7 +842,13 @@ return everything[:, mine]""",
         6,
         "not refused",
         swap=('if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")', "pass"),
-        says="not refused by a ValueError",
+        says="is not refused",
+    ),
+    Answer(
+        6,
+        "fewer heads than ranks are taken",
+        swap=("if heads % world:", "if heads > world and heads % world:"),
+        says="is not refused",
     ),
     Answer(
         6,
@@ -1009,7 +1015,13 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
         8,
         "checks the ranks, not the pieces",
         swap=("if tokens % (2 * world):", "if tokens % world:"),
-        says="my_share of 9 tokens on 3 ranks is not refused",
+        says="is not refused",
+    ),
+    Answer(
+        6,
+        "a barrier before the attention",
+        swap=("out_BHTK = F.scaled", "dist.barrier()\nout_BHTK = F.scaled"),
+        says="waits at a barrier",
     ),
 ]
 

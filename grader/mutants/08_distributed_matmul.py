@@ -403,7 +403,7 @@ WRONG = [
     ),
     Answer(3, "whole rows and columns of blocks are gathered", [None, WHOLE_CANNON], says="bytes of tensors at once"),
     Answer(
-        3, "any table of ranks is taken", swap=("if grid.shape[0] != grid.shape[1]:", "if False:"), says="is no square"
+        3, "any table of ranks is taken", swap=("if grid.shape[0] != grid.shape[1]:", "if False:"), says="not refused"
     ),
     Answer(
         3,
@@ -424,7 +424,7 @@ WRONG = [
                 "assert grid.shape[0] == grid.shape[1], grid.shape",
             ),
         ],
-        says="does not refuse",
+        says="is not refused",
     ),
     Answer(
         3,

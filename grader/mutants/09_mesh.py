@@ -550,4 +550,12 @@ RIGHT = [
         return float(total) ** 0.5
         """,
     ),
+    Answer(
+        5,
+        "summed along tp only where something is cut",
+        swap=(
+            'dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
+            'if any(facts[name].cut for name in parameters):\n    dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
+        ),
+    ),
 ]

@@ -193,9 +193,9 @@ WRONG = [
             """,
             None,
         ],
-        says="no error says so",
+        says="without any error",
     ),
-    Answer(6, "not checked", ["return default_collate(samples)", None], says="no error says so"),
+    Answer(6, "not checked", ["return default_collate(samples)", None], says="without any error"),
     Answer(
         6,
         "told to the log",
@@ -211,7 +211,7 @@ WRONG = [
             """,
             None,
         ],
-        says="no error says so",
+        says="without any error",
     ),
     Answer(6, "the main process", [None, 'return "ValueError", "the main process"'], says="where it was caught"),
     Answer(
@@ -299,6 +299,51 @@ WRONG = [
         says="is not rank 0's",
     ),
     Answer(10, "they meet", [None, "return True, True"], says="whether the checksums"),
+    Answer(
+        4,
+        "once more, which may go well",
+        ["try:\n    return model(x, y)\nexcept RuntimeError:\n    return model(x, y)", None],
+        says="hides it",
+    ),
+    Answer(
+        4,
+        "another error, and the first one is suppressed",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError:
+                raise ValueError("this batch cannot be trained on") from None
+            """,
+            None,
+        ],
+        says="the cause is lost",
+    ),
+    Answer(
+        4,
+        "an exit by sys",
+        ["try:\n    return model(x, y)\nexcept RuntimeError:\n    sys.exit(0)", None],
+        says="hides it",
+    ),
+    Answer(
+        7,
+        "a zero of which the losses know nothing",
+        [
+            """
+            if not counts_N.any():
+                return torch.zeros((), requires_grad=True)
+            return losses_N[counts_N].mean()
+            """,
+            None,
+        ],
+        says="none that reaches the losses",
+    ),
+    Answer(
+        10,
+        "floating-point numbers only",
+        ["if received.is_floating_point():\n    dist.broadcast(received, src=0)", None],
+        says="num_batches_tracked is not rank 0's",
+    ),
 ]
 RIGHT = [
     Answer(
@@ -414,5 +459,24 @@ RIGHT = [
             """,
             None,
         ],
+    ),
+    Answer(
+        4,
+        "told on stderr, by what the first cell imports, then raised",
+        [
+            """
+            try:
+                return model(x, y)
+            except RuntimeError as problem:
+                print(f"rank {dist.get_rank()}: {problem}", file=sys.stderr)
+                raise
+            """,
+            None,
+        ],
+    ),
+    Answer(
+        9,
+        "windows of which none is drawn twice",
+        ["return torch.randperm(length, generator=generator)[:batch_size][rank::world]", None],
     ),
 ]

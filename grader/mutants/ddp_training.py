@@ -107,6 +107,16 @@ WRONG = [
     ),
     Answer(
         3,
+        "two GPUs a node",
+        """
+        device = torch.device("cuda", local_rank % 2) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        """,
+        says="takes the wrong device",
+    ),
+    Answer(
+        3,
         "all processes on GPU 0",
         'device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")',
     ),
@@ -454,7 +464,7 @@ WRONG = [
             'print0(f"wrote to {out}")',
         ],
     ),
-    Answer(11, "nobody prints", ["epoch = epoch", "out = out", "out = out"], says="no longer said"),
+    Answer(11, "nobody prints", ["epoch = epoch", "out = out", "out = out"], says="some output is missing"),
     Answer(
         11,
         "the method is compared, not called: never true",
@@ -463,7 +473,7 @@ WRONG = [
             'if dist.get_rank == 0:\n    print(f"test loss {test_loss:.4f}")',
             'if dist.get_rank == 0:\n    print(f"wrote to {out}")',
         ],
-        says="no longer said",
+        says="some output is missing",
     ),
     Answer(12, "the wrapper is pickled", "save0(model, path)"),
     Answer(
@@ -905,7 +915,7 @@ WRONG = [
         12,
         "the first rank of each node",
         'plain = model.module if isinstance(model, DistributedDataParallel) else model\nif os.environ["LOCAL_RANK"] == "0":\n    torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)',
-        says="on 2 nodes with one rank each, ranks [0, 1] all write",
+        says="on 3 nodes with one rank each, ranks [0, 1, 2] all write",
     ),
     Answer(
         12,
@@ -1054,8 +1064,82 @@ WRONG = [
         8,
         "GPU 0 for all",
         swap=("device_ids=[device]", "device_ids=[0]"),
-        says="rank 1 tells DistributedDataParallel another GPU",
+        says="rank 1 tells DistributedDataParallel a different GPU",
     ),
+    Answer(
+        1,
+        "NCCL wherever torch has it, though there is no GPU",
+        swap=("torch.cuda.is_available()", "dist.is_nccl_available()"),
+        says="without GPUs the group uses NCCL",
+    ),
+    Answer(
+        3,
+        "the rank modulo the node's GPUs, of which some are free",
+        swap=('"cuda", local_rank', '"cuda", rank % torch.cuda.device_count()'),
+        says="2 ranks on each node, rank 2 takes the wrong device",
+    ),
+    Answer(
+        3, "local rank modulo two", swap=('"cuda", local_rank', '"cuda", local_rank % 2'), says="takes the wrong device"
+    ),
+    Answer(
+        3,
+        "local rank modulo four",
+        swap=('"cuda", local_rank', '"cuda", local_rank % 4'),
+        says="takes the wrong device",
+    ),
+    Answer(
+        4,
+        "samplers kept from the first call",
+        'global _kept\nif "_kept" not in globals():\n    _kept = (DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True), ShardSampler(validation), ShardSampler(test))\nreturn _kept',
+        says="the second call in one process",
+    ),
+    Answer(
+        8,
+        "does not say which GPU",
+        swap=('[device] if device.type == "cuda" else None', "None"),
+        says="tells DistributedDataParallel no GPU",
+    ),
+    Answer(
+        9,
+        "epoch 0 and 1 in turn",
+        swap=("set_epoch(epoch)", "set_epoch(epoch % 2)"),
+        says="epoch 3 trains on the batches of epoch 1",
+    ),
+    Answer(
+        9,
+        "epoch modulo three",
+        swap=("set_epoch(epoch)", "set_epoch(epoch % 3)"),
+        says="epoch 4 trains on the batches of epoch 1",
+    ),
+    Answer(
+        12,
+        "every rank but the last",
+        'plain = model.module if isinstance(model, DistributedDataParallel) else model\nif dist.get_rank() < max(dist.get_world_size() - 1, 1):\n    torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)',
+        says="all write the checkpoint",
+    ),
+    Answer(16, "a port by the number of nodes", swap=("SLURM_JOB_ID % 20000", "SLURM_NNODES"), says="in two jobs"),
+    Answer(
+        17,
+        "an unquoted $@ inside",
+        swap=('train/ddp_training.py "$@"\'', "train/ddp_training.py $@'"),
+        says="one has blanks in it",
+    ),
+    Answer(17, "an unquoted $@ outside", swap=('\' bash "$@"', "' bash $@"), says="one has blanks in it"),
+    Answer(
+        17,
+        "$* in quotes",
+        swap=('train/ddp_training.py "$@"\'', 'train/ddp_training.py "$*"\''),
+        says="one has blanks in it",
+    ),
+    Answer(
+        18,
+        "Slurm's directive",
+        swap=("#PBS -l select=2:system=polaris", "#SBATCH --nodes=2"),
+        says="PBS does not read it",
+        file=".pbs",
+    ),
+    Answer(18, "two chunks that may be on one node", swap=("select=2", "nodes=2"), says="it is select=", file=".pbs"),
+    Answer(14, "a GPU without a number", "#SBATCH --gres=gpu", says="asks for 1 GPU per node"),
 ]
 
 RIGHT = [
@@ -1176,7 +1260,7 @@ RIGHT = [
     Answer(
         8,
         "gradients in small buckets, as views",
-        "return DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)",
+        'return DistributedDataParallel(model, [device] if device.type == "cuda" else None, bucket_cap_mb=1, gradient_as_bucket_view=True)',
     ),
     Answer(
         8,
@@ -1325,7 +1409,7 @@ RIGHT = [
         """
         srun --cpu-bind=none bash -c "torchrun --nnodes=$SLURM_NNODES --rdzv_backend c10d --nproc_per_node=gpu --rdzv_id $RANDOM \\
             --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT --rdzv_conf=is_host=\\$(if ((SLURM_NODEID)); then echo 0; else echo 1; fi) \\
-            train/ddp_training.py $*"
+            train/ddp_training.py $(printf '%q ' "$@")"
         """,
     ),
     Answer(

@@ -124,7 +124,7 @@ WRONG = [
             fully_shard(block, reshard_after_forward=args.sharding in ("full", "hybrid"))
         return fully_shard(model, reshard_after_forward=False)
         """,
-        says="no whole copy",
+        says="not one whole copy",
     ),
     Answer(
         3,
@@ -236,7 +236,7 @@ WRONG = [
         model = parallelize(model, mesh, args)
         first_weights(model, mesh, args)
         """,
-        says="what they were before",
+        says="leaves the weights as they were",
     ),
     Answer(
         5,
@@ -378,7 +378,7 @@ WRONG = [
         weights, state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
         dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
         """,
-        says="put together",
+        says="state is assembled",
     ),
     Answer(
         10,
@@ -488,7 +488,7 @@ WRONG = [
         set_model_state_dict(model, full[0], options=StateDictOptions(full_state_dict=True))
         """,
         ],
-        says="the whole is put together there",
+        says="the whole model is assembled there",
     ),
     Answer(
         4,
@@ -506,7 +506,7 @@ WRONG = [
         set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True))
         """,
         ],
-        says="the whole is put together there",
+        says="the whole model is assembled there",
     ),
     Answer(
         6,

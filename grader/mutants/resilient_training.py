@@ -12,6 +12,26 @@ def in_part(body: str) -> str:
     return PART + textwrap.dedent(body)
 
 
+def in_thread(state: str, group: str = "None") -> str:
+    """TODO 9 by a thread that saves `state`."""
+    return in_part(f"""
+    import copy
+    import threading
+
+    how = {{"checkpoint_id": part, "process_group": {group}}}
+    thread = threading.Thread(target=dcp.save, args=({state},), kwargs=how)
+    thread.start()
+
+    def finish() -> None:
+        thread.join()
+        if dist.get_rank() == 0:
+            part.rename(folder)
+        dist.barrier()
+
+    return finish
+    """)
+
+
 WRONG = [
     # 1: traps 57, and what comes of half a protocol
     Answer(
@@ -37,7 +57,7 @@ if dist.get_rank() == 0:
     part.rename(folder)
 dist.barrier()
 """),
-        says="not whole",
+        says="is incomplete",
     ),
     Answer(
         1,
@@ -52,7 +72,7 @@ dist.barrier()
         1,
         "copied into place",
         swap=("part.rename(folder)", "shutil.copytree(part, folder)"),
-        says="step-7 is there and not whole",
+        says="step-7 exists but is incomplete",
     ),
     Answer(
         1,
@@ -64,7 +84,7 @@ if dist.get_rank() == 0:
     (out / "latest").write_text(folder.name)
 dist.barrier()
 """,
-        says="step-7 is there and not whole",
+        says="step-7 exists but is incomplete",
     ),
     Answer(
         1,
@@ -411,53 +431,18 @@ dist.barrier()
             ),
         ),
     ),
-    Answer(
-        9,
-        "a thread and a copy, by the group of the training",
-        in_part("""
-    import copy
-    import threading
-
-    thread = threading.Thread(target=dcp.save, args=(copy.deepcopy(state),), kwargs={"checkpoint_id": part})
-    thread.start()
-
-    def finish() -> None:
-        thread.join()
-        if dist.get_rank() == 0:
-            part.rename(folder)
-        dist.barrier()
-
-    return finish
-    """),
-    ),
+    Answer(9, "a thread and a copy, by the group of the training", in_thread("copy.deepcopy(state)")),
     Answer(9, "never renamed", swap=("part.rename(folder)", "pass"), says="no checkpoint step-7"),
     # Mixed up indeed, or only nearly: the verdict depends on which rank's message came first.
     Answer(9, "by the group of the training", swap=(", process_group=group", "")),
-    Answer(
-        9,
-        "a thread without a copy",
-        in_part("""
-    import threading
-    thread = threading.Thread(target=dcp.save, args=(state,), kwargs={"checkpoint_id": part, "process_group": group})
-    thread.start()
-
-    def finish() -> None:
-        thread.join()
-        if dist.get_rank() == 0:
-            part.rename(folder)
-        dist.barrier()
-
-    return finish
-    """),
-        says="in step-7",
-    ),
+    Answer(9, "a thread without a copy", in_thread("state", group="group"), says="in step-7"),
     # 10: trap 56
     Answer(10, "USR1 to all, torchrun too", swap=('trap "" USR1; ', ""), says="the signal ends torchrun"),
     Answer(
         10,
         "torchrun is safe, and nobody asks for a signal",
         ["#SBATCH --signal=0@0", None],
-        says="no signal has told the training",
+        says="no signal has reached the training",
     ),
     Answer(
         10,
@@ -480,7 +465,7 @@ dist.barrier()
         10,
         "another signal",
         swap=(("USR1@120", "USR2@120"), ('trap "" USR1', 'trap "" USR2')),
-        says="no signal has told the training",
+        says="no signal has reached the training",
     ),
     Answer(
         10,
@@ -558,6 +543,71 @@ dist.barrier()
         "PBS: this job is deleted",
         swap=('qdel "$NEXT"', 'qdel "$PBS_JOBID"'),
         says="after a job that is done another follows",
+        file=".pbs",
+    ),
+    Answer(
+        2,
+        "steps of up to three digits",
+        swap=("if number.isdecimal()]", "if number.isdecimal() and len(number) < 4]"),
+        says="step-123456",
+    ),
+    Answer(
+        4,
+        "the seed in place of the state",
+        [
+            'own = f"random-{dist.get_rank()}"\nreturn {"model": weights, "optimizer": state, "position": position, own: torch.tensor([torch.initial_seed()])}',
+            'own = f"random-{dist.get_rank()}"\nif own not in saved_names(folder):\n    del saved[own]\ndcp.load(saved, checkpoint_id=folder)\nif own in saved:\n    torch.manual_seed(int(saved[own]))',
+        ],
+        says="does not draw the random numbers",
+    ),
+    Answer(5, "a string", swap=("Path(name) if name else None", "name or None")),
+    Answer(
+        6,
+        "always USR1 is noted",
+        swap=("came.append(number)", "came.append(signal.SIGUSR1)"),
+        says="the numbers of these signals",
+    ),
+    Answer(
+        6,
+        "Ctrl-C, too",
+        swap=("(signal.SIGUSR1, signal.SIGTERM)", "(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)"),
+        says="no longer ends the run",
+    ),
+    Answer(
+        9,
+        "the main thread uses the same group while it is written",
+        swap=("\ndef finish", "dist.barrier(group=group)\n\ndef finish"),
+        says="take each other's messages",
+    ),
+    Answer(
+        9,
+        "a barrier on the group in finish, before the result",
+        swap=("    writing.result()\n", "    dist.barrier(group=group)\n    writing.result()\n"),
+        says="take each other's messages",
+    ),
+    Answer(
+        9,
+        "errors are swallowed",
+        swap=("    writing.result()\n", "    while not writing.done():\n        time.sleep(0.01)\n"),
+        says="says nothing of it",
+    ),
+    Answer(
+        9,
+        "a new group at each save",
+        swap=("process_group=group)", 'process_group=dist.new_group(backend="gloo"))'),
+        says="a group of its own at each save",
+    ),
+    Answer(
+        10,
+        "unquoted arguments",
+        swap=('train/resilient_training.py "$@"\'', "train/resilient_training.py $@'"),
+        says="one has blanks in it",
+    ),
+    Answer(
+        10,
+        "PBS: any exit code is allowed",
+        swap=(" || [ $? -eq 124 ]", " || true"),
+        says="fails with its own error",
         file=".pbs",
     ),
 ]
@@ -735,14 +785,14 @@ RIGHT = [
         "a copy by hand, and a thread",
         in_part("""
     import copy
-    import threading
+    from concurrent.futures import ThreadPoolExecutor
 
-    kept = copy.deepcopy(state)
-    thread = threading.Thread(target=dcp.save, args=(kept,), kwargs={"checkpoint_id": part, "process_group": group})
-    thread.start()
+    writing = ThreadPoolExecutor(1).submit(
+        dcp.save, copy.deepcopy(state), checkpoint_id=part, process_group=group
+    )
 
     def finish() -> None:
-        thread.join()
+        writing.result()
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -808,4 +858,35 @@ RIGHT = [
         file=".pbs",
     ),
     Answer(11, "PBS: all variables", swap=("-v ARGS,RUN", "-V"), file=".pbs"),
+    Answer(
+        9,
+        "rename before, barrier on the group after the result",
+        'part, folder = out / f"unfinished-{step}", out / f"step-{step}"\nfuture = dcp.async_save(state, checkpoint_id=part, process_group=group)\ndef done() -> None:\n    future.result()\n    dist.barrier(group=group)\n    if dist.get_rank() == 0:\n        if folder.exists():\n            shutil.rmtree(folder)\n        part.rename(folder)\n    dist.barrier(group=group)\nreturn done',
+    ),
+    Answer(
+        4,
+        "a dictionary in a dictionary",
+        [
+            'return {"model": weights, "optimizer": state, "position": position, "random": {str(dist.get_rank()): random_state()}}',
+            'own = str(dist.get_rank())\nknown = f"random.{own}" in saved_names(folder)\nif not known:\n    del saved["random"]\ndcp.load(saved, checkpoint_id=folder)\nif known:\n    set_random_state(saved["random"][own])',
+        ],
+    ),
+    Answer(
+        3,
+        "by divmod",
+        "epoch, done = divmod(step, an_epoch)\nreturn (epoch - 1, an_epoch) if epoch and not done else (epoch, done)",
+    ),
+    Answer(
+        2,
+        "by iterdir and a regular expression",
+        'import re\nbest = None\nif out.is_dir():\n    for folder in out.iterdir():\n        m = re.fullmatch(r"step-(\\d+)", folder.name)\n        if m and (folder / ".metadata").exists() and (best is None or int(m[1]) > best[0]):\n            best = int(m[1]), folder\nreturn best and best[1]',
+    ),
+    Answer(
+        1,
+        "a name with a dot, barrier before",
+        swap=(
+            ('out / f"unfinished-{step}"', 'out / f".writing-{step}"'),
+            ("if dist.get_rank() == 0:", "dist.barrier()\nif dist.get_rank() == 0:"),
+        ),
+    ),
 ]

@@ -96,8 +96,13 @@ WRONG = [
         ),
         says="the gradient of",
     ),
-    Answer(2, "norms are added, not squares", swap=(".norm()\n", ".sum()\n"), says="larger than the whole"),
-    Answer(2, "the first mesh alone", swap=("torch.stack(norms).norm()", "norms[0]"), says="smaller than the whole"),
+    Answer(2, "norms are added, not squares", swap=(".norm()\n", ".sum()\n"), says="larger than the norm of the whole"),
+    Answer(
+        2,
+        "the first mesh alone",
+        swap=("torch.stack(norms).norm()", "norms[0]"),
+        says="smaller than the norm of the whole",
+    ),
     Answer(
         2,
         "each rank by the norm of its part",
@@ -134,7 +139,7 @@ WRONG = [
             p.grad.to_local().mul_(min(1.0, (args.clip or math.inf) / norm.item()))
         return norm.item()
         """,
-        says="whole gradients are assembled",
+        says="assembles whole gradients",
     ),
     Answer(
         2,

@@ -5,14 +5,14 @@
 # In this lesson you train the course's model on one device, find out where its time and its memory go, and then work
 # out when more devices help, and how much.
 #
-# The course expects that (1) you write Python, and use a terminal; (2) you have trained a network with PyTorch; (3) you
+# The course assumes that (1) you write Python and use a terminal; (2) you have trained a network with PyTorch; (3) you
 # know what a matrix product and a derivative are. **Test yourself**: why does a training loop call `zero_grad`? What is
 # the shape of the product of a 3 × 4 and a 4 × 5 matrix? What does `loss.backward()` write, and where? The answers are
-# at the end of part 1. If you miss two of them, do
-# [PyTorch's introduction](https://docs.pytorch.org/tutorials/beginner/basics/intro.html) first.
+# at the end of part 1. If you miss two of them, do [PyTorch's
+# introduction](https://docs.pytorch.org/tutorials/beginner/basics/intro.html) first.
 #
-# On a short track (`./workbook status --track half`, `day` or `two`), skip the TODOs that it does not list, in this and
-# in every notebook. Then run cell by cell: *Run All* stops at the first TODO that is not done.
+# On a short track (`./workbook status --track half`, `day` or `two`), skip the TODOs that it does not list, here and in
+# every other notebook. Then run cell by cell: *Run All* stops at the first TODO that is not done.
 
 # %% [markdown]
 # # Part 1: one device
@@ -41,7 +41,7 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## The model, and its data
 #
-# A **language model** reads words and gives every word of its vocabulary a probability to be the next one.
+# A **language model** reads words and gives every word of its vocabulary a probability of being the next one.
 #
 # ![Text goes in, the model gives each word that could follow a probability: mat 0.41, floor 0.22, sofa 0.13](../images/black_box.svg)
 #
@@ -54,8 +54,9 @@ from utils.model import TransformerLM
 # - the *head* turns the last $h$ numbers into one score for each of the $V$ words, the **logits**.
 #
 # The data is WikiText-2 ([arXiv:1609.07843](https://arxiv.org/abs/1609.07843)): two million words of Wikipedia's best
-# articles, 33,278 different ones. Without it, the scripts use the English text inside every Python: 57,703 words, 6,604
-# different ones. The text is cut into sequences of $s$ tokens. In each, every token is predicted from those before it.
+# articles, with a vocabulary of 33,278. Without it, the scripts use the English text that comes with every Python:
+# 57,703 words, with a vocabulary of 6,604. The text is cut into sequences of $s$ tokens. In each, every token is
+# predicted from those before it.
 #
 # The **loss** is the mean of $-\ln p$ over all predicted tokens, where $p$ is the probability that the model gave the
 # right word. It is measured in *nats*. Its **perplexity** is $e^\text{loss}$: a model that hesitates between $k$
@@ -88,9 +89,9 @@ def untrained_loss(vocabulary: int) -> float:
 check("00_one_device/1")
 
 # %% [markdown]
-# Now train it, for about two minutes on a laptop: four passes over Python's text. Which loss do you expect at the
-# start, and which perplexity at the end? (Each line prints the mean loss of the last ten steps, so the first one is
-# already below your prediction. `--record` writes down where the time goes, for `./workbook report runs/one_device`.)
+# Now train it, for about two minutes on a laptop: four passes over Python's text. What loss do you expect at the start,
+# and what perplexity at the end? (Each line prints the mean loss of the last ten steps, so the first one is already
+# below your prediction. `--record` writes down where the time goes, for `./workbook report runs/one_device`.)
 
 # %% nbgrader={"grade": false, "grade_id": "show_training", "locked": true, "schema_version": 3, "solution": false, "task": false}
 # !{sys.executable} {course}/train/single_gpu_training.py --data builtin --epochs 4 --record --out {course}/runs/one_device 2>&1 | cat
@@ -114,16 +115,15 @@ for name, model in {
 # > *The value of* his " . He felt himself dominated the foundation as life and instrument transfer that " \<unk\> ,
 # > gives that Dylan and Elijah @-@ Long " . Nesbitt writer Stephen Bain won the eldest of the serial , and The
 #
-# Grammar and topics appear, sense does not: for that it takes a larger model and more text, and therefore more than
-# one device.
+# Grammar and topics appear, but no sense: that takes a larger model and more text, and therefore more than one device.
 
 # %% [markdown]
 # ## A step has four phases
 #
 # | phase | what happens |
 # |---|---|
-# | **data** | the next batch is read, and brought to the device |
-# | **forward** | the loss is computed, and what the backward pass will need is kept |
+# | **data** | the next batch is read and copied to the device |
+# | **forward** | the loss is computed; what the backward pass will need is kept |
 # | **backward** | the gradient of each parameter is computed, from the last layer to the first |
 # | **optimizer** | the parameters are changed. AdamW keeps two more numbers for each, its *state* |
 #
@@ -142,8 +142,8 @@ def timed_step(
 
     ``next(batches)`` gives x and y, ``model(x, y)`` the loss, ``clock()`` the seconds on a clock.
     """
-    # TODO 2: Train one step, and time its phases. Gradients of the step before must not count. And a
-    # loss that is a tensor would keep all of this step alive: return it as a number.
+    # TODO 2: Train one step, and time its phases. The previous step's gradients must not count. A loss that is a tensor
+    # would keep all of this step's memory alive: return it as a number.
     ### BEGIN SOLUTION
     times = [clock()]
     x, y = next(batches)
@@ -172,23 +172,23 @@ check("00_one_device/2")
 # the gradient of the input. So forward : backward is 1 : 2, and $N$ weights take **$6N$ FLOPs a token**; training on
 # $D$ tokens takes $6ND$.
 #
-# In our model, a block multiplies by four $h \times h$ matrices (attention), one of $h \times 4h$ and one of
-# $4h \times h$ (MLP). Attention's scores take $4hs$ FLOPs more in the forward pass of each block, and twice that in the
-# backward pass ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), appendix B). The head multiplies by $h \times V$.
-# The embedding is only looked up.
+# In our model, a block multiplies by four $h \times h$ matrices (attention), one of $h \times 4h$ and one of $4h \times
+# h$ (MLP). Attention's scores take $4hs$ FLOPs more in the forward pass of each block, and twice that in the backward
+# pass ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), appendix B). The head multiplies by $h \times V$. The
+# embedding is only a look-up.
 #
 # One thing is special: our head is *fused* with the loss ([`utils/loss.py`](../utils/loss.py)). The logits of all
 # tokens would be the largest tensor by far, so they are made piece by piece, and each piece is turned into gradients at
 # once. All three products of the head thus are in the **forward** pass.
 #
 # A device's **peak** is the FLOPs a second on its data sheet. The fraction of it that goes into these FLOPs is the
-# **model FLOPs utilization**, MFU. **Predict**: what becomes of 1 : 2?
+# **model FLOPs utilization**, MFU. **Predict**: what happens to the ratio 1 : 2?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[float, float]:
     """FLOPs of a token in the forward pass and in the backward pass of the course's model, with its fused head."""
-    # TODO 3: Count the FLOPs of a step. First, one token's, by the phase in which they are done.
+    # TODO 3: Count the FLOPs of a step. First those of one token, separately for the two passes.
     ### BEGIN SOLUTION
     blocks = layers * (2 * 12 * dim**2 + 4 * dim * seq_len)
     head = 6 * vocabulary * dim
@@ -197,7 +197,7 @@ def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[f
 
 
 def utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> float:
-    """The MFU of a run with so many tokens a second, on a device of this peak (FLOPs a second)."""
+    """The MFU of a run at this many tokens a second, on a device with this peak (FLOPs a second)."""
     # TODO 3, again: the fraction of the peak.
     ### BEGIN SOLUTION
     return tokens_per_s * flops_per_token / peak
@@ -208,10 +208,10 @@ def utilization(tokens_per_s: float, flops_per_token: float, peak: float) -> flo
 check("00_one_device/3")
 
 # %% [markdown]
-# ![The four phases of a step, by the rule and with the course's head](../images/one_device_phases.svg)
+# ![The four phases of a step, according to the rule and with the course's head](../images/one_device_phases.svg)
 #
-# Predicted and measured, for the laptop's size and for one in which blocks weigh more than the head. On one core, so
-# that it is still quick; the peak is the speed of a large product, measured here.
+# Now compare prediction and measurement, for the laptop's size and for one in which the blocks weigh more than the
+# head. The cell uses one core, to be quick; the peak is the speed of a large product, measured here.
 
 # %% nbgrader={"grade": false, "grade_id": "show_phases", "locked": true, "schema_version": 3, "solution": false, "task": false}
 from utils.this_machine import measure
@@ -233,15 +233,15 @@ one_device.phases(shown)
 # %% [markdown]
 # At the laptop's size the head has 94 % of the FLOPs, so the forward pass takes longer than the backward pass. In large
 # models it is nearly 1 : 2, since blocks grow with $h^2$ and the vocabulary does not. The backward pass and the
-# optimizer take longer than their FLOPs say: they wait for the memory, which is next.
+# optimizer take longer than their FLOPs suggest: they wait for the memory, the next topic.
 
 # %% [markdown]
 # ## How fast a product can be
 #
 # A device computes only as fast as numbers arrive from its memory. A product's **arithmetic intensity** is its FLOPs
-# for each byte that is moved, if each of the three matrices is read or written once. The attainable speed is at most
-# intensity · bandwidth, and at most the peak. Drawn over the intensity, that is the **roofline**
-# ([Williams et al. 2009](https://doi.org/10.1145/1498765.1498785)): a slope, then a flat roof.
+# per byte moved, if each of the three matrices is read or written once. The attainable speed is at most intensity ·
+# bandwidth, and at most the peak. Plotted against the intensity, that is the **roofline** ([Williams et al.
+# 2009](https://doi.org/10.1145/1498765.1498785)): a slope, then a flat roof.
 #
 # A layer multiplies $m$ tokens of $k$ numbers each by a $k \times n$ matrix. With few tokens, it mostly reads weights.
 # That is why tokens are processed in batches. **Predict** how many tokens it takes to reach the roof.
@@ -249,8 +249,8 @@ one_device.phases(shown)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def product_intensity(m: int, k: int, n: int, itemsize: int) -> float:
-    """FLOPs for each byte of a product of m × k by k × n, whose numbers have ``itemsize`` bytes."""
-    # TODO 4: Find what limits a product: the processor or the memory. First, FLOPs for each byte moved.
+    """FLOPs per byte of a product of m × k by k × n, whose numbers have ``itemsize`` bytes."""
+    # TODO 4: Find what limits a product: the processor or the memory. First, FLOPs per byte moved.
     ### BEGIN SOLUTION
     return 2 * m * k * n / (itemsize * (m * k + k * n + m * n))
     ### END SOLUTION
@@ -268,7 +268,7 @@ def fewest_tokens(k: int, n: int, itemsize: int, peak: float, bandwidth: float) 
     """Tokens m, not rounded, at which the product of m × k by k × n reaches the roof; math.inf if it never does."""
     # TODO 4, again: your prediction. Set the intensity to the value at the roof's edge, and solve for m.
     ### BEGIN SOLUTION
-    edge = itemsize * peak / bandwidth  # FLOPs for each number moved
+    edge = itemsize * peak / bandwidth  # FLOPs per number moved
     per_token = 2 * k * n - edge * (k + n)
     return edge * k * n / per_token if per_token > 0 else math.inf
     ### END SOLUTION
@@ -289,8 +289,8 @@ one_device.roofline(
 )
 
 # %% [markdown]
-# On a busy machine the dots scatter, since each is a short measurement. One above the line means that the weights were
-# still in a cache. The slope and the roof should be visible; if not, run the cell again.
+# On a busy machine the dots scatter, since each is a short measurement. A dot above the line means that the weights
+# were still in a cache. The slope and the roof should be visible; if not, run the cell again.
 #
 # This is a first answer to **why training suits supercomputers**: its work consists of large products, whose sizes are
 # known in advance and do not depend on the data. Few programs come as close to the peak.
@@ -303,10 +303,10 @@ one_device.roofline(
 # - **weights**, and one **gradient** for each; AdamW's **state** has two numbers for each weight, and stays;
 # - **activations**: what the forward pass keeps for the backward pass. Each is freed after its use.
 #
-# A block of ours keeps $16h$ numbers for each token: its input and the sum after attention (2h), both normed (2h);
+# A block of our model keeps $16h$ numbers for each token: its input and the sum after attention (2h), both normed (2h);
 # queries, keys, values and attention's result (4h); the MLP's hidden numbers before and after GELU (8h). Attention's
 # scores are never stored ([arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). Beyond the blocks, the last norm keeps
-# its input, $h$ for each token. The fused head keeps gradients: $h$ for each token, and its whole weight's, $Vh$.
+# its input, $h$ for each token. The fused head keeps gradients: $h$ numbers for each token, and $Vh$ for its weight.
 #
 # **Predict** what is kept at the end of the forward pass, and then how many sequences fit on a device. For a safe
 # estimate, assume that everything exists at the same time: weights, gradients, state, and the activations of each
@@ -323,7 +323,7 @@ def state_bytes(parameters: int) -> tuple[int, int, int]:
 
 
 def kept_bytes(dim: int, layers: int, vocabulary: int, tokens: int) -> int:
-    """Bytes that blocks, last norm and head keep, in float32, at the end of a forward pass over so many tokens."""
+    """Bytes that blocks, last norm and head keep, in float32, after a forward pass over this many tokens."""
     # TODO 5, again: for each token, and for the head.
     ### BEGIN SOLUTION
     return 4 * (tokens * dim * (16 * layers + 2) + vocabulary * dim)
@@ -331,7 +331,7 @@ def kept_bytes(dim: int, layers: int, vocabulary: int, tokens: int) -> int:
 
 
 def most_sequences(memory: float, parameters: int, sequence_bytes: float) -> int:
-    """How many sequences fit into ``memory`` bytes beside a model, if each keeps ``sequence_bytes``. It may be none."""
+    """How many sequences fit into ``memory`` bytes beside a model, if each keeps ``sequence_bytes``. It may be zero."""
     # TODO 5, again: does it fit?
     ### BEGIN SOLUTION
     return max(0, int((memory - sum(state_bytes(parameters))) // sequence_bytes))
@@ -359,8 +359,8 @@ one_device.memory(one_device.moments(model, 24, 64), predicted)
 # Answers to the test at the start: without `zero_grad`, new gradients are added to the old ones; 3 × 5; the gradient of
 # each parameter, into its `.grad`.
 #
-# > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs nothing
-# > but the formulas of this part.
+# > **A place to stop.** You know what one device does in a step, what limits it and what it holds. Part 2 needs
+# > only the formulas of this part.
 
 # %% [markdown]
 # # Part 2: why many
@@ -370,30 +370,30 @@ one_device.memory(one_device.moments(model, 24, 64), predicted)
 #
 # ![Parameters of published models from 2018 to 2026, and how many parameters one GPU of each year can train](../images/one_device_growth.svg)
 #
-# Training holds 16 bytes for each parameter, before any activation. And work grows with parameters *and* data: $6ND$.
-# **Predict** both for a model that you would like to have, and the time in which each side doubles.
+# Training needs 16 bytes for each parameter, before any activation. Work grows with parameters *and* data: $6ND$.
+# **Predict** both for a model that you would like to have, and how long models and devices each take to double.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def device_days(parameters: float, tokens: float, peak: float, mfu: float) -> float:
-    """Days that one device of this peak (FLOPs a second) takes to train on so many tokens, at this utilization."""
-    # TODO 6: Find what a model takes: time on one device, devices to hold it, and how fast such needs grow. First,
-    # days.
+    """Days that one device with this peak (FLOPs a second) takes to train on this many tokens, at this utilization."""
+    # TODO 6: Find out what a model needs: time on one device, devices to hold it, and how fast such needs grow. First,
+    # the days.
     ### BEGIN SOLUTION
     return 6 * parameters * tokens / (peak * mfu) / 86_400
     ### END SOLUTION
 
 
 def fewest_devices(parameters: float, memory: float) -> int:
-    """On how many devices of ``memory`` bytes weights, gradients and state fit, if they can be divided evenly."""
-    # TODO 6, again: the devices that hold it, without activations.
+    """How many devices of ``memory`` bytes hold weights, gradients and state, if these can be divided evenly."""
+    # TODO 6, again: the number of devices, without activations.
     ### BEGIN SOLUTION
     return math.ceil(16 * parameters / memory)
     ### END SOLUTION
 
 
 def doubling_years(first: float, last: float, years: float) -> float:
-    """In how many years a size doubles that grew from ``first`` to ``last`` in so many years, at a constant rate."""
+    """The years in which a size doubles that grew from ``first`` to ``last`` in ``years``, at a constant rate."""
     # TODO 6, again: the pace.
     ### BEGIN SOLUTION
     return years * math.log(2) / math.log(last / first)
@@ -414,8 +414,8 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # %% [markdown]
 # ## Where the parallelism is
 #
-# One step leaves four ways to divide its work, and the course takes one after the other: the **samples** of a batch
-# (*data parallel*, lessons 01 to 03), the numbers **inside a layer** (*tensor parallel*, 04), the **layers**
+# The work of one step can be divided in four ways, and the course takes them one after the other: the **samples** of a
+# batch (*data parallel*, lessons 01 to 03), the numbers **inside a layer** (*tensor parallel*, 04), the **layers**
 # (*pipeline*, 05), and the **tokens** of a sequence (06). Steps themselves must wait for each other: each begins with
 # the weights that the last one made.
 #
@@ -429,7 +429,7 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # - **Weak scaling**: the same batch *for each device*, so the global batch grows. The work done in $T_n$ is $n$ times
 #   as much; the (scaled) speed-up is $n T_1/T_n$.
 #
-# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up divided by $n$. If you compare
+# $T_n$ is the time of a step on $n$ devices. In both, **efficiency** is the speed-up divided by $n$. When you compare
 # speeds, say which of the two you mean.
 #
 # Suppose that a fraction $f$ of one device's time does not get faster at all. With strong scaling, only the rest is
@@ -443,9 +443,9 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]:
-    """The efficiency for each number of devices, from the seconds of a step. ``scaling`` is "strong" or "weak".
+    """The efficiency for each number of devices, from the seconds that a step takes. ``scaling`` is "strong" or "weak".
 
-    One device, which is among them, has efficiency 1.
+    One device is always among them, with efficiency 1.
     """
     # TODO 7: Judge how a run scales, strong or weak. First, from measurements.
     ### BEGIN SOLUTION
@@ -462,7 +462,7 @@ def amdahl(share: float, devices: int) -> float:
 
 
 def gustafson(share: float, devices: int) -> float:
-    """The speed-up with weak scaling if this fraction of a step on so many devices does not grow with the work."""
+    """The speed-up with weak scaling if this fraction of a step on that many devices does not grow with the work."""
     # TODO 7, again: Gustafson's law.
     ### BEGIN SOLUTION
     return share + devices * (1 - share)
@@ -470,8 +470,8 @@ def gustafson(share: float, devices: int) -> float:
 
 
 def fixed_share(speed_up: float, devices: int) -> float:
-    """Amdahl's fraction, from a measured speed-up on several devices."""
-    # TODO 7, again: and back.
+    """Amdahl's fraction, from a measured speed-up on several devices. It is negative if that exceeds their number."""
+    # TODO 7, again: the other way round.
     ### BEGIN SOLUTION
     return (devices / speed_up - 1) / (devices - 1)
     ### END SOLUTION
@@ -501,25 +501,23 @@ check("00_one_device/7")
 #    adds up gradients: *accumulation*.) Then the model must be divided among devices: lessons 03 to 05.
 # 2. **It fits, and takes too long**: copies of the model divide the batch. Data parallelism is the simplest way: try it
 #    first.
-# 3. **It fits, and is fast enough**: stay on one device. Also, first bring a low MFU up: that is cheaper than GPUs. And
-#    many small runs (a search for hyperparameters) are best done side by side, one for each device.
+# 3. **It fits, and is fast enough**: stay on one device. If the MFU is low, raise it first: that is cheaper than more
+#    GPUs. Many small runs (a search for hyperparameters) are best done side by side, one on each device.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def decide(parameters: int, sequence_bytes: float, memory: float, days: float, deadline: float) -> tuple[str, int]:
-    """How to train, and on how many devices at least, if they scaled perfectly.
+    """How to train, and on at least how many devices, if they scaled perfectly.
 
     Args:
-        sequence_bytes: that one sequence keeps, which is not divided.
-        memory: bytes of a device.
-        days: that one device would take, if the model fitted.
-        deadline: days that you have.
+        sequence_bytes: what one sequence keeps; it is not divided. memory: bytes of a device.
+        days: what one device would take, if the model fitted. deadline: days that you have.
 
     Returns:
         "one device", "data parallel" or "divide the model", and the number of devices.
     """
     # TODO 8: Decide whether to go parallel. Where the model is divided, each device holds an equal part of weights,
-    # gradients and state, and its own sequence; and the deadline counts there, too.
+    # gradients and state, and its own sequence; the deadline counts there, too.
     ### BEGIN SOLUTION
     for_time = math.ceil(days / deadline)
     if most_sequences(memory, parameters, sequence_bytes) >= 1:
@@ -535,13 +533,13 @@ check("00_one_device/8")
 # %% [markdown]
 # ## Recap
 #
-# 1. A step reads data, computes the loss, then gradients, then changes the weights. By FLOPs it is 1 : 2 forward to
-#    backward, unless the head does both at once.
-# 2. Training takes $6ND$ FLOPs; MFU is the fraction of the peak that does them. Large products come near it, thin ones
-#    wait for the memory.
+# 1. A step reads data, computes the loss and then the gradients, and changes the weights. Forward to backward is 1 : 2
+#    in FLOPs, unless the head does both at once.
+# 2. Training takes $6ND$ FLOPs; MFU is the fraction of the peak that goes into them. Large products come near the peak,
+#    thin ones wait for the memory.
 # 3. A step holds 16 bytes for each parameter in float32 with AdamW, and activations for each token.
 # 4. Strong scaling divides a batch, weak scaling enlarges it. What does not get faster limits strong scaling by $1/f$.
-# 5. Go parallel if it does not fit or takes too long; first use one device well.
+# 5. Go parallel if the model does not fit or takes too long; first use one device well.
 #
 # Further reading: scaling laws of models ([arXiv:2001.08361](https://arxiv.org/abs/2001.08361),
 # [arXiv:2203.15556](https://arxiv.org/abs/2203.15556)), activations

@@ -11,8 +11,8 @@
 # that every rank calls together, each with its own tensor, and from which each gets a result.
 # If one rank does not make the call, the others wait for it forever.
 #
-# *Builds on*: tensors and functions of PyTorch; from `00_one_device`, why one trains on several devices. (Short tracks
-# skip some TODOs: `./workbook status --track half` lists those that it has.)
+# *Builds on*: PyTorch's tensors and functions; why one trains on several devices (`00_one_device`). (Short tracks skip
+# some TODOs: `./workbook status --track half` lists those that remain.)
 #
 # Without communication there is no parallel training: four processes would train four models.
 #
@@ -134,7 +134,7 @@ def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
 
 def rank_at(node: int, local_rank: int, ranks_a_node: int) -> int:
     """The rank with this node and local rank."""
-    # TODO 2, again: and back.
+    # TODO 2, again: the other way round.
     ### BEGIN SOLUTION
     return node * ranks_a_node + local_rank
     ### END SOLUTION

@@ -45,7 +45,7 @@ from utils.model import TransformerLM
 # %% [markdown]
 # ## What is averaged, and what it costs
 #
-# A loss is a mean over samples, and its gradient is one, too. Rank $r$ has $n_r$ samples, and the
+# A loss is a mean over samples, and so is its gradient. Rank $r$ has $n_r$ samples, and the
 # gradient of their mean loss is $g_r$. From these, **predict** the gradient of the mean over all
 # samples. When is it simply the mean of the $g_r$?
 #
@@ -81,7 +81,7 @@ def step_bytes(parameters: int, world: int) -> float:
 check("02_data_parallel/1")
 
 # %% [markdown]
-# A model as large as GPT-2 has 124 million parameters.
+# GPT-2 has 124 million parameters.
 
 # %%
 for world in (1, 2, 8, 1024):
@@ -150,8 +150,8 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 # %% [markdown]
 # ## Naive: all-reduce after the backward pass
 #
-# Let each rank finish its backward pass, and then average one gradient after the other. This
-# is correct, and the first version of every framework did it.
+# Let each rank finish its backward pass, and then average one gradient after the other. This is correct, and every
+# framework's first version did it.
 #
 # It is less simple than it looks, since all ranks must make **the same calls in the same order**:
 #
@@ -162,8 +162,9 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 #
 # The usual way is to add up and to divide by the number of ranks. `ReduceOp.AVG` does both in one
 # call. NCCL has long had it, and gloo averages correctly with torch 2.13; older releases refuse it
-# on gloo, and some silently return the sum (pytorch issue 162338). So code that must run anywhere adds
-# up and divides. Dividing first is just as right: it protects float16 from overflow, but small numbers may vanish.
+# on gloo, and some silently return the sum (pytorch issue 162338). So code that must run anywhere
+# adds up and then divides. Dividing first is equally correct: it protects float16 from overflow,
+# but small numbers may vanish.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -317,7 +318,7 @@ plots.steps(runs)
 #
 # Every message has its latency, and a model has hundreds of small parameters, such as biases and norms. So
 # several gradients are sent in one message: a **bucket**. It is sent when its last gradient is ready.
-# Few large buckets pay few latencies, but a single bucket for everything is the naive way again.
+# Few large buckets pay few latencies, but a single bucket for everything would bring back the naive version.
 #
 # Buckets are filled in **reverse** order of the parameters, because gradients become ready in
 # roughly that order. Otherwise the first bucket would wait for the last gradient.
@@ -349,10 +350,10 @@ def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
 check("02_data_parallel/5")
 
 # %% [markdown]
-# What is a good cap? Your two functions can tell. Suppose that the 48 blocks of the largest GPT-2, with 1.5 billion
-# parameters, take half a second for their backward pass on each of 64 ranks, and that gradients become ready at an even
-# pace. A ring all-reduce of $S$ bytes takes $2(N-1)(\alpha + \beta S/N)$. Where is the step shortest, and
-# why is it longer to the left and to the right of that?
+# What is a good cap? Your two functions can answer that. Suppose that the 48 blocks of the largest GPT-2, with 1.5
+# billion parameters, take half a second for their backward pass on each of 64 ranks, and that gradients become ready at
+# an even pace. A ring all-reduce of $S$ bytes takes $2(N-1)(\alpha + \beta S/N)$. Which cap makes the step shortest,
+# and why do both smaller and larger caps make it longer?
 
 # %%
 BACKWARD = 0.5  # seconds
@@ -392,9 +393,8 @@ plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 #
 # Two rules make it right in all cases:
 #
-# - **Buckets are started in the order of their numbers**, on all ranks. If a later one is full
-#   first, it waits. Otherwise two ranks whose gradients become ready in different orders would
-#   add up two different buckets.
+# - **Buckets are started in the order of their numbers**, on all ranks. If a later one is full first, it waits.
+#   Otherwise two ranks whose gradients become ready in different orders would add up two different buckets.
 # - **Buckets that are not full at the end are sent at the end.** A parameter that this pass did not use has
 #   no new gradient, but all ranks must make the call. The rank contributes what the parameter's `grad` holds:
 #   the result of earlier passes, or zeros if it is `None`.
@@ -600,7 +600,7 @@ plots.steps(runs)
 # %% [markdown]
 # Now compare all four. PyTorch waits for its all-reduces inside `backward`, so its backward
 # pass ends with the last of them. Only the C++ code knows when each one ends, so only their starts are drawn.
-# One of its all-reduces is small and is no bucket: it tells all ranks which parameters were used. Its buckets follow
+# One of its all-reduces is small and is not a bucket: it tells all ranks which parameters were used. Its buckets follow
 # a slightly different rule from yours.
 
 # %% [markdown]
@@ -682,7 +682,7 @@ plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for ste
 #
 # The next lesson, `train/ddp_training.py`, uses all of this:
 #
-# | in the script | what it does, as you have built it |
+# | in the script | what it does, in terms of what you built |
 # |---|---|
 # | `wrap` | `DistributedDataParallel(model)`: the broadcast of TODO 2, the hooks and buckets of TODOs 4 to 6 |
 # | `make_samplers`, `make_loaders` | equal shares of each batch, so that the plain mean is right (TODO 1) |

@@ -1,9 +1,8 @@
 # %% [markdown]
 # # ZeRO: no rank holds what another rank has
 #
-# In data-parallel training every rank holds all weights, all gradients and the whole optimizer
-# state, and all ranks hold the same. That gains speed, but no memory: a model that
-# is too large for one GPU is too large for a thousand.
+# In data-parallel training every rank holds all weights, all gradients and the whole optimizer state: the same on all
+# ranks. That gains speed, but saves no memory: a model that is too large for one GPU is too large for a thousand.
 #
 # ZeRO, the *zero redundancy optimizer* ([arXiv:1910.02054](https://arxiv.org/abs/1910.02054)),
 # divides them instead: each rank holds one of $N$ parts, a **shard**. The results stay
@@ -45,7 +44,7 @@ from utils.model import TransformerLM
 # the optimizer has its own float32 copy of the weight, the *master weight*, in addition to the two
 # averages. (TODO 10 will show what happens to small steps without it.)
 #
-# Both ways it is 16 bytes. A model of 7 billion parameters takes 112 GB, more than
+# Either way it is 16 bytes. A model of 7 billion parameters takes 112 GB, more than
 # most GPUs have, and activations are not yet included.
 #
 # Each stage divides more among the ranks:
@@ -120,7 +119,7 @@ def shard_size(numel: int, world: int) -> int:
 
 
 def my_part(tensor: Tensor, rank: int, world: int) -> Tensor:
-    """The numbers of a (contiguous) tensor that belong to a rank: a 1-D view, at most shard_size long, maybe empty."""
+    """A rank's numbers of a (contiguous) tensor: a 1-D view, at most shard_size long, possibly empty."""
     # TODO 2, again: the part, as a view.
     ### BEGIN SOLUTION
     size = shard_size(tensor.numel(), world)
@@ -140,7 +139,7 @@ def filled(part: Tensor, size: int) -> Tensor:
 
 def joined(shards: Tensor, shape: torch.Size) -> Tensor:
     """The tensor of this shape from ``shards``: the shards of all ranks, in order, in one long vector."""
-    # TODO 2, again: and back. Drop the padding.
+    # TODO 2, again: put the shards back together, without the padding.
     ### BEGIN SOLUTION
     return shards[: shape.numel()].view(shape)
     ### END SOLUTION
@@ -172,7 +171,7 @@ check("03_zero/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 @torch.no_grad()
 def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
-    """For each tensor the shards of all ranks, in order, in one long vector.
+    """For each tensor, the shards of all ranks, in order, in one long vector.
 
     ``shards`` are this rank's shards, one per tensor, all of the same dtype.
     """
@@ -197,7 +196,7 @@ def reduce_to_shards(tensors: list[Tensor], world: int) -> list[Tensor]:
     ]
     mine = torch.empty_like(rows[0])
     dist.reduce_scatter(mine, rows)
-    mine /= world  # older releases of gloo have no mean
+    mine /= world  # gloo in older releases has no mean
     return list(mine.split(sizes))
     ### END SOLUTION
 
@@ -208,12 +207,12 @@ check("03_zero/3")
 # %% [markdown]
 # ## Stage 1: each rank steps its part
 #
-# Adam treats each number independently. So a rank can step its own parts, with optimizer state for
-# those only, and then all ranks gather the parts that the others have stepped:
+# Adam updates each number independently of the others. So a rank can update its own parts, with optimizer state for
+# those only, and then gather the parts that the other ranks have updated:
 #
-# 1. the mean of the gradients over the ranks; each rank needs only its parts of it,
-# 2. the step of a plain torch optimizer that knows only this rank's parts,
-# 3. the weights, gathered.
+# 1. average the gradients over the ranks; each rank needs only its parts of the mean;
+# 2. let a plain torch optimizer, which knows only this rank's parts, take its step;
+# 3. gather the weights.
 #
 # The class below does this in order. It accepts any optimizer that works number by number (AdamW
 # or SGD, but not Adafactor or Muon, which look at whole matrices), and **parameter groups** as
@@ -225,7 +224,7 @@ class ShardedOptimizer:
     """A torch optimizer, divided among the ranks: stages 1 and 2.
 
     Args:
-        groups: parameter groups, dictionaries with "params" and perhaps options. Frozen parameters are ignored.
+        groups: parameter groups, dictionaries with "params" and, optionally, options. Frozen parameters are ignored.
         kind: the class of the optimizer; ``options`` are its arguments.
     """
 
@@ -265,7 +264,7 @@ class ShardedOptimizer:
 def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
     """The same groups with the same options, but with this rank's trainable part in place of each parameter."""
     # TODO 4: Step only this rank's parts (ZeRO stage 1). First, the optimizer's input.
-    # A step on a part must change the weight itself and use no memory except the state: so, views.
+    # A step on a part must change the weight itself, and need no memory except for the state: use views.
     # An optimizer takes leaf tensors that require a gradient. Leave the given groups unchanged.
     # (In this lesson every trained parameter has a gradient when the optimizer steps.)
     ### BEGIN SOLUTION
@@ -289,7 +288,7 @@ def share_gradients(parameters: list[Tensor], parts: list[Tensor], world: int) -
 
 @torch.no_grad()
 def gather_weights(parameters: list[Tensor], rank: int, world: int) -> None:
-    """Bring every rank's stepped parts of the parameters to all ranks."""
+    """Bring every rank's updated parts of the parameters to all ranks."""
     # TODO 4, again: after the step, with one collective.
     ### BEGIN SOLUTION
     shards = [filled(my_part(p, rank, world), shard_size(p.numel(), world)) for p in parameters]
@@ -306,7 +305,7 @@ check("03_zero/4")
 # of it are alive; `held` sorts them by kind. They are counted before the second step (the first one
 # creates the state). Stage 0 is for comparison: it all-reduces gradients, and every rank steps everything.
 #
-# The model is the one that all lessons train, made small, and each rank has its own batch.
+# The model is a small version of the one that all lessons train, and each rank has its own batch.
 
 
 # %%
@@ -381,8 +380,8 @@ def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
 
     Change neither ``state_dict`` nor what it refers to: the optimizer continues to use it.
     """
-    # TODO 5: Save and load the state of all ranks. First put it together. Every tensor that is as long
-    # as the part becomes as large as the parameter; keep single numbers, and whatever is not a tensor.
+    # TODO 5: Save and load the state of all ranks. First, put it together. Every tensor that is as long as the part
+    # becomes as large as the parameter; keep single numbers, and whatever is not a tensor.
     ### BEGIN SOLUTION
     state = {}
     for number, values in state_dict["state"].items():
@@ -396,7 +395,7 @@ def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
 
 
 def state_of_parts(whole: dict, rank: int, world: int) -> dict:
-    """This rank's part of a whole state dictionary. It changes nothing in ``whole``, and keeps none of it alive."""
+    """This rank's part of a whole state dictionary. Changes nothing in ``whole``, and keeps none of it alive."""
     # TODO 5, again: take this rank's part.
     ### BEGIN SOLUTION
     state = {
@@ -425,9 +424,9 @@ check("03_zero/5")
 # part, and free the rest before the next one is computed: the gradients never coexist.
 #
 # `parameter.register_post_accumulate_grad_hook(function)` makes autograd call `function(parameter)` whenever
-# `parameter.grad` is complete in a backward pass. A weight that is used twice (a tied head)
-# gets its gradient once. But there may be several backward passes before a step: gradients
-# **accumulate**, now in the parts.
+# `parameter.grad` is complete in a backward pass. A weight that is used twice (a tied head) gets its
+# gradient once. But there may be several backward passes before a step: then gradients **accumulate**, now
+# in the parts.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -459,8 +458,8 @@ plots.held(bytes_held, predictions)
 # %% [markdown]
 # ## What it costs
 #
-# This saves memory; how many more bytes does it send? Plain data-parallel training has its all-reduce. Stages 1 and 2
-# have a reduce-scatter of the gradients and an all-gather of the weights.
+# This saves memory; how many more bytes does it send? Plain data-parallel training has one all-reduce of the gradients.
+# Stages 1 and 2 have a reduce-scatter of the gradients and an all-gather of the weights.
 #
 # In stage 3, which comes next, a rank holds only shards of the weights. They are gathered for the forward pass,
 # freed, and gathered again for the backward pass; gradients are reduced as in stage 2.
@@ -485,10 +484,10 @@ check("03_zero/7")
 # ## Stage 3: gather weights when they are needed
 #
 # A **unit** is a set of parameters that are gathered together: here, each block's parameters, and last those that
-# belong to no block. A unit holds its shards, and the optimizer trains the shards.
+# belong to no block. A unit holds its shards, and the optimizer trains these.
 #
-# The model's own parameters must stay the same objects, because layers and autograd refer to them. But
-# the memory behind them may come and go. A tensor is a view of a *storage*, whose size can be changed:
+# The model's own parameters must stay the same objects, because layers and autograd refer to them. But the memory
+# behind them may come and go. A tensor is a view of a *storage*, whose size can be changed:
 #
 # | | |
 # |---|---|
@@ -496,11 +495,10 @@ check("03_zero/7")
 # | `parameter.untyped_storage().resize_(nbytes)` | allocates memory again; its content is undefined |
 # | `parameter.untyped_storage().nbytes()` | the number of bytes there now |
 #
-# What the forward pass saves for the backward pass, such as a transposed weight, is a view of the
-# same storage. So a unit that is freed after its forward pass and filled again before its backward pass
-# is right for autograd, too. There is one obstacle: autograd refuses to go on if a saved weight was written to in
-# between. Write into `parameter.data`: that is the same memory, and autograd does not count the write.
-# (FSDP2 frees and refills storages, too.)
+# What the forward pass saves for the backward pass, such as a transposed weight, is a view of the same storage. So
+# autograd, too, works with a unit that is freed after its forward pass and filled again before its backward pass. There
+# is one obstacle: autograd refuses to go on if a saved weight was written to in between. Write into `parameter.data`:
+# that is the same memory, and autograd does not count the write. (FSDP2 frees and refills storages, too.)
 
 
 # %%
@@ -632,7 +630,7 @@ def attach(unit: Unit) -> None:
 check("03_zero/9")
 
 # %% [markdown]
-# Now measure stage 3, too. The optimizer is a plain one: it trains the shards, and knows nothing else.
+# Now measure stage 3, too. The optimizer is a plain one, which knows only the shards.
 
 
 # %%
@@ -680,9 +678,9 @@ for name, ranks in bytes_held.items():
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
-# What exceeds the prediction slightly is padding: each tensor has its own.
+# The small excess over the prediction is padding: each tensor has its own.
 #
-# What did it cost? Each bar is one rank's step; the lines are your predictions.
+# What did it cost? Each bar shows the bytes that one rank sends in a step; the lines are your predictions.
 
 # %%
 collectives = {f"stage {stage}": run_on_ranks("03_zero/one_step", [stage] * 3).collectives for stage in range(4)}
@@ -706,7 +704,7 @@ print(f"1 less 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {maste
 # From stage 1 on each rank optimizes only its parts, so only those need masters: $12/N$ of the 16 bytes.
 #
 # Sums over many ranks lose small numbers in the same way, so gradients are added up in float32. They are also sent in
-# float32, 4 bytes each, and for that moment a float32 copy of them exists.
+# float32, 4 bytes each, and meanwhile a float32 copy of them exists.
 
 
 # %%
@@ -893,7 +891,7 @@ plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for ste
 # 3. Stages 1 and 2 send as many bytes as data parallel that adds up in the same precision: a reduce-scatter and an
 #    all-gather are an all-reduce.
 # 4. Stage 3 gathers weights twice: with gradients and weights in the same precision, half as many bytes again.
-# 5. Activations are not sharded. Recomputing them helps (`--recompute`); to divide them needs lessons 04 and 06.
+# 5. Activations are not sharded. Recomputing them helps (`--recompute`); lessons 04 and 06 divide them.
 #
 # *Papers.* ZeRO: [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). PyTorch's FSDP:
 # [arXiv:2304.11277](https://arxiv.org/abs/2304.11277). Mixed precision and master weights:

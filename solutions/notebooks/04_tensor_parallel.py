@@ -3,15 +3,14 @@
 #
 # ZeRO divides what is *held*: before a layer computes, its weights are gathered, and every rank computes the whole
 # layer, on its own samples. Tensor parallelism divides what is *computed*: each rank permanently keeps its part of
-# every weight matrix and multiplies by it, and what travels between the ranks is activations. All ranks work on **the
-# same samples**.
+# every weight matrix and multiplies by it, and the ranks exchange activations. All ranks work on **the same samples**.
 #
 # So a layer may be too large for one device, a step on a single sequence becomes faster, and activations shrink, too.
 # The price: the ranks communicate in the middle of every layer, twice forward and twice backward.
 #
 # In this lesson you build the layers of Megatron-LM ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)) by hand,
-# make the course's language model of them, and train it beside the serial one. Part 1 has the layers; part 2 has
-# sequence parallelism, memory, dropout, and where it all stops paying.
+# build the course's language model from them, and train it beside the serial one. Part 1 has the layers; part 2 has
+# sequence parallelism, memory and dropout, and shows where tensor parallelism stops paying.
 #
 # *Builds on*: collectives and their cost (`01_collectives`), averaged gradients (`02_data_parallel`), shards
 # (`03_zero`). *Shapes*: B sequences of T tokens, width D, V words, $t$ ranks; `x_BTD` is a tensor of shape (B, T, D).
@@ -54,7 +53,7 @@ from utils.model import MLP, Attention, Block, TransformerLM
 # A block of the course's model has six matrices. The attention's `q`, `k`, `v` and `out` are $D \times D$, the MLP's
 # `up` and `down` are $4D \times D$ and $D \times 4D$; none has a bias. Its two norms have $2D$ numbers each.
 #
-# On $t$ ranks every matrix is cut into $t$ parts, one for each rank. Each rank has the norms whole. In a step, a block
+# On $t$ ranks every matrix is cut into $t$ parts, one for each rank. Each rank has the whole norms. In a step, a block
 # takes **four all-reduces** of an activation of $B \times T \times D$ numbers: one after the attention and one after
 # the MLP, and two more in the backward pass.
 #
@@ -90,8 +89,8 @@ def fsdp_bytes(dim: int, world: int) -> float:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def even_tokens(dim: int, world: int) -> float:
-    """Tokens in the batch of all ``world`` ranks, 2 or more, for which a rank sends as many bytes either way."""
-    # TODO 1: Find the size of the batch at which tensor parallelism and FSDP send equally much.
+    """Tokens in the batch of all ``world`` ranks, 2 or more, for which a rank sends equally many bytes."""
+    # TODO 1: Find the batch size at which tensor parallelism and FSDP send the same number of bytes.
     ### BEGIN SOLUTION
     return fsdp_bytes(dim, world) / tensor_parallel_bytes(1, 1, dim, world)
     ### END SOLUTION
@@ -113,9 +112,9 @@ check("04_tensor_parallel/1")
 # tokens in the batch, on any number of ranks: with more, FSDP sends less. (Two counts of tokens are easily confused
 # here: a tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
 #
-# One difference is in no formula here: FSDP can gather the next block while this one computes. A tensor-parallel layer
-# *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of that:
-# it cuts product and message into pieces, and sends one piece while it computes the next
+# One difference appears in no formula here: FSDP can gather the next block while this one computes. A tensor-parallel
+# layer *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of
+# that: it cuts product and message into pieces, and sends one piece while it computes the next
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511)).
 
 # %% [markdown]
@@ -148,7 +147,7 @@ check("04_tensor_parallel/1")
 # | `dist.all_reduce(tensor)` | sums over the ranks, in place; the tensor must be contiguous |
 # | `tensor.clone(memory_format=torch.contiguous_format)` | a contiguous copy, whatever the tensor's strides |
 #
-# `forward` and `backward` do not own what they are given: do not write into it.
+# `forward` and `backward` do not own their arguments: do not write into them.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -204,7 +203,8 @@ def g(x: Tensor) -> Tensor:
 check("04_tensor_parallel/2")
 
 # %% [markdown]
-# See them at work. The scalar $z = \sum_r (r+1)\,x$ has one summand on each rank. Its gradient is $1 + 2 + \dots + t$.
+# Now watch them work. The scalar $z = \sum_r (r+1)\,x$ has one summand on each rank. Its gradient is $1 + 2 + \dots +
+# t$.
 
 
 # %%
@@ -235,20 +235,20 @@ print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
 #
 # All parts are cut from the whole layer, so the first weights are the serial model's. A dimension of $n$ is cut as
 # `torch.chunk` and DTensor cut it: each rank gets $n/t$, rounded up, and the last one the rest. (A *DTensor* is
-# PyTorch's tensor that knows how it is cut; `tp_training` uses it.) In this lesson every rank gets something.
+# PyTorch's tensor that knows how it is cut; `tp_training` uses it.) In this lesson no rank's part is empty.
 #
 # | call | what it does |
 # |---|---|
-# | `tensor.split(size, dim)` | views of `size` along a dimension, the last one maybe shorter |
+# | `tensor.split(size, dim)` | views of `size` along a dimension; the last one may be shorter |
 # | `-(-a // b)` | $a/b$, rounded up |
 # | `F.linear(x, weight, bias)` | $X A^\top + b$; `bias` may be None |
 # | `sharded(tensor, dim, rank, world)` | below: this rank's shard as a parameter, marked as a shard |
-# | `replicated(tensor)` | below: a parameter that every rank has whole |
+# | `replicated(tensor)` | below: a parameter of which every rank has a whole copy |
 
 
 # %%
 def sharded(whole: Tensor, dim: int, rank: int, world: int) -> nn.Parameter:
-    """This rank's shard of a parameter, as a parameter. It is marked: shards and copies differ later on."""
+    """This rank's shard of a parameter, as a parameter. It is marked, since shards and copies differ later."""
     shard = nn.Parameter(my_shard(whole.detach(), dim, rank, world), whole.requires_grad)
     shard.sharded = True
     return shard
@@ -264,8 +264,7 @@ def is_sharded(parameter: Tensor) -> bool:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
-    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so that the whole can be
-    freed."""
+    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so the whole can be freed."""
     # TODO 3: Cut linear layers by columns and by rows. First, this rank's part of a tensor.
     ### BEGIN SOLUTION
     size = -(-whole.shape[dim] // world)
@@ -318,10 +317,11 @@ check("04_tensor_parallel/3")
 # %% [markdown]
 # ## The MLP
 #
-# $Z = \mathrm{gelu}(X A^\top)\,B^\top$. GELU works number by number, but it is not linear: $\mathrm{gelu}(a + b)$ is
-# not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So nothing may have to be summed before it. Which of the two layers is cut
-# by columns, which by rows? If you choose well, a rank's columns of the hidden layer are exactly what its part of the
-# second product needs: no rank ever has the whole hidden layer, and one all-reduce forward and one backward are enough.
+# $Z = \mathrm{gelu}(X A^\top)\,B^\top$. GELU is applied to each number separately, but it is not linear:
+# $\mathrm{gelu}(a + b)$ is not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So no sum may remain to be taken before it. Which
+# of the two layers is cut by columns, which by rows? If you choose well, a rank's columns of the hidden layer are
+# exactly what its part of the second product needs: no rank ever has the whole hidden layer, and one all-reduce forward
+# and one backward are enough.
 #
 # The boundary functions come as arguments, ``enter`` and ``join``: $f$ and $g$ now, a different pair in part 2. The
 # serial MLP is in `utils/model.py`:
@@ -365,9 +365,9 @@ check("04_tensor_parallel/4")
 # `q`, `k` and `v` read the same input. With an $f$ for each of them, the backward pass has three all-reduces where
 # one is enough.
 #
-# Heads cannot be split: 4 heads on 3 ranks is an error, and a clear one at once is better than a late one. (Without it,
-# the code below would fail much later, in a `view`, with sizes that are hard to recognize. Or, worse, compute something
-# else.)
+# Heads cannot be split: 4 heads on 3 ranks is an error, and a clear error at once is better than an obscure one later.
+# (Without it, the code below would fail much later, in a `view`, with sizes that are hard to recognize. Or, worse,
+# compute something else.)
 #
 # The serial attention, in `utils/model.py`:
 #
@@ -425,8 +425,8 @@ check("04_tensor_parallel/5")
 
 # %% [markdown]
 # Many libraries compute `q`, `k` and `v` with one matrix of $3D$ rows. Cut into $t$ contiguous parts, it has the right
-# shapes and the wrong heads: with $t = 3$, rank 0 would have all of `q`, and no key. Such a matrix is cut in each of
-# its three parts.
+# shapes but the wrong heads: with $t = 3$, rank 0 would have all of `q` and no keys. Each of the three parts of such a
+# matrix must be cut separately.
 
 # %% [markdown]
 # ## The embedding
@@ -481,12 +481,12 @@ check("04_tensor_parallel/6")
 # ## The loss
 #
 # The head is a column-parallel layer: each rank has the logits of its words. Gathering them would be the largest
-# message of the whole step. It is not needed. The loss of a token with logits $l$ and target $y$ is
+# message of the whole step. You can avoid it. The loss of a token with logits $l$ and target $y$ is
 #
 # $$\log \sum_v e^{l_v - m} \;-\; (l_y - m), \qquad m = \max_v l_v,$$
 #
-# and that takes three numbers a token from all ranks: the largest logit, the sum of the exponentials, and the
-# target's logit, which one rank has. Without $m$, $e^{100}$ is infinite in float32.
+# which takes three numbers a token from all ranks: the largest logit, the sum of the exponentials, and the
+# target's logit, which only one rank has. Without $m$, $e^{100}$ is infinite in float32.
 #
 # Once $g$ makes these sums, autograd does the rest, and sends nothing: a rank's part of the gradient, softmax minus one
 # at the target, needs only what the rank already has. $m$ cancels out of the formula and needs no gradient, so compute
@@ -513,7 +513,7 @@ def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
         logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of these words.
         y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` does not count.
     """
-    # TODO 7: Compute the loss where no rank has all logits. The messages of both passes have at most four numbers a
+    # TODO 7: Compute the loss while no rank has all logits. The messages of both passes have at most four numbers a
     # token.
     ### BEGIN SOLUTION
     logits = logits.float()
@@ -533,13 +533,13 @@ check("04_tensor_parallel/7")
 
 # %% [markdown]
 # Torch has such a loss, too: within `loss_parallel()`, `cross_entropy` takes logits as a DTensor, cut along the words.
-# It holds all of a rank's logits at once; and if no target of a batch counts, see for yourself.
+# It holds all of a rank's logits at once; the next cell shows what it returns if no target of a batch counts.
 
 
 # %%
 def loss_by_torch(_: None, rank: int, world: int) -> list[float]:
-    """Torch's loss of sharded logits and yours, of four targets that count; then of four that do not."""
-    from torch.distributed.device_mesh import init_device_mesh  # here, for it takes a moment on each rank
+    """Torch's loss of sharded logits and yours: for four targets that count, then for four that do not."""
+    from torch.distributed.device_mesh import init_device_mesh  # imported here, since it takes a moment on each rank
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -589,7 +589,7 @@ class ParallelLM(nn.Module):
     """The course's model, made of this rank's layers. Its dropout is 0.
 
     Args:
-        sequence: between the parallel parts, each rank has its part of the sequence only.
+        sequence: between the parallel parts, each rank has only its part of the sequence.
     """
 
     def __init__(self, whole: TransformerLM, rank: int, world: int, sequence: bool = False) -> None:
@@ -648,14 +648,15 @@ for rank, seen in enumerate(ranks):
 # they differ.
 #
 # A warning for your own work: **the first loss proves nothing.** Without $f$'s all-reduce, or with an extra one in
-# $g$'s backward pass, it is exact to the last digit, for no gradient has been used yet. Compare the gradient of every
+# $g$'s backward pass, it is exact to the last digit, since no gradient has been used yet. Compare the gradient of every
 # parameter, and everything that should be the same on all ranks.
 #
-# > **A place to stop.** These layers are what Megatron-LM's first version does, and `tp_training` needs no more until
+# > **A place to stop.** These layers are what Megatron-LM's first version does, and `tp_training` needs no others before
 # > its TODO 5. If you come back to this notebook, run the cells of part 1 first.
-# > > *Recap.* Columns first, then rows: nothing is summed before GELU, or before `out`. $f$ sums backward, $g$ forward:
-# four > all-reduces for each block. Whole heads are divided, words by rows of the table, and three numbers a token make
-# the > loss.
+# >
+# > *Recap.* Columns first, then rows: nothing is summed before GELU, or before `out`. $f$ sums backward, $g$ forward: four
+# > all-reduces for each block. Attention is divided by whole heads, the embedding by rows (words), and the loss needs
+# > three numbers a token.
 
 # %% [markdown]
 # # Part 2: sequence parallelism, and the costs
@@ -676,7 +677,7 @@ for rank, seen in enumerate(ranks):
 # - Where it ends, the ranks' summands are **reduced and scattered**, in place of $g$: each rank gets the sum for its
 #   own tokens. In the backward pass, gradients are gathered.
 #
-# No byte more is sent than before.
+# This sends exactly as many bytes as before.
 #
 # | call | what it does |
 # |---|---|
@@ -767,17 +768,17 @@ for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [True] *
 #
 # A gradient is complete if the parameter was used on all tokens, or if it belongs to this rank alone. Which parameters
 # have seen only some of the tokens? Their gradients must be **summed** over the ranks, after the backward pass and
-# before they are used. (`is_sharded` tells which parameters belong to one rank alone. And the bias of a row-parallel
-# layer? It is added after the scatter.)
+# before they are used. (`is_sharded` tells which parameters belong to one rank alone. What about the bias of a
+# row-parallel layer? It is added after the scatter.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """After a backward pass with sequence parallelism: complete the gradients of what has seen only some of the tokens.
+    """After a backward pass with sequence parallelism: complete the gradients that cover only some of the tokens.
 
     A parameter without a gradient (a frozen one) has none on all ranks, and keeps none. There may be nothing to do.
     """
-    # TODO 9: Sum the gradients of the parameters that have seen only this rank's tokens, and of no others.
+    # TODO 9: Sum the gradients of those parameters, and only those, that have seen only this rank's tokens.
     ### BEGIN SOLUTION
     for parameter in parameters:
         if not is_sharded(parameter) and parameter.grad is not None:
@@ -805,15 +806,15 @@ check("04_tensor_parallel/9")
 # | the result of GELU | $4D$ | `down` |
 #
 # That is $16D$ numbers, 64 bytes $\times BTD$ in float32. On $t$ ranks, everything inside a parallel part is divided by
-# heads or by hidden units. Everything outside is whole with $f$ and $g$ (``"tensor"``), and $T/t$ tokens with sequence
-# parallelism (``"sequence"``).
+# heads or by hidden units. Everything outside is whole with $f$ and $g$ (``"tensor"``), and has $T/t$ tokens with
+# sequence parallelism (``"sequence"``).
 #
-# Megatron-LM goes one step further. Where a product's backward pass needs an input that was gathered, it keeps this
-# rank's tokens alone, and gathers them **again** (``"sequence, gathered again"``), at the cost of one more all-gather
-# in each half of the block.
+# Megatron-LM goes one step further. Where a product's backward pass needs an input that was gathered, it keeps only
+# this rank's tokens, and gathers the rest **again** (``"sequence, gathered again"``), at the cost of one more
+# all-gather in each half of the block.
 #
 # **Predict** the bytes kept each way. For each row of the table, ask which tensor a product or a norm on *this rank*
-# was given: `GatherSequence` and `ColumnLinear` tell.
+# received: look at `GatherSequence` and `ColumnLinear`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -822,7 +823,7 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
     ``how`` is "tensor", "sequence" or "sequence, gathered again".
     """
-    # TODO 10: Predict what sequence parallelism saves: which of the table's rows are a part, in each of the three ways?
+    # TODO 10: Predict what sequence parallelism saves: which rows of the table does each of the three ways divide?
     ### BEGIN SOLUTION
     stream, norms, inside = 2, 2, 12  # times `dim` numbers a token
     numbers = inside / world
@@ -843,8 +844,8 @@ check("04_tensor_parallel/10")
 
 # %% [markdown]
 # Now measure. `Storages` records the memory of every tensor that is made; `at_rest` says how many bytes of it are still
-# used once gloo has freed its last message. (That message is as large as the stream: counted with it, each of four
-# ranks would seem to keep a seventh more.)
+# used once gloo has freed its last message. (That message is as large as the stream: if it counted, each of four ranks
+# would seem to keep a seventh more.)
 
 
 # %%
@@ -893,7 +894,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
     Parameters without a gradient do not count.
     """
-    # TODO 11: Count each gradient once in the norm. It takes one message of one number.
+    # TODO 11: Count each gradient once in the norm. Budget: one message of one number.
     ### BEGIN SOLUTION
     shards, copies = torch.zeros(()), torch.zeros(())
     for parameter in parameters:
@@ -924,7 +925,7 @@ check("04_tensor_parallel/11")
 # multiple, like `seed + 1000 * data_rank`, keeps them apart.)
 #
 # Dropout makes a number 0 with probability $p$, and divides the others by $1 - p$. torch's dropout takes no generator,
-# so write yours.
+# so write your own.
 #
 # | call | what it does |
 # |---|---|
@@ -957,7 +958,7 @@ def draws_alike(place: str, sequence: bool) -> bool:
     "embedding": on the sum of the two embeddings. "attention": on the weights with which a head mixes the values.
     "hidden": on the result of the MLP's GELU. "residual": on what attention or MLP adds to the stream.
     """
-    # TODO 12, again: which generator where.
+    # TODO 12, again: which generator is used where.
     ### BEGIN SOLUTION
     return place in ("embedding", "residual") and not sequence
     ### END SOLUTION
@@ -969,18 +970,18 @@ check("04_tensor_parallel/12")
 # %% [markdown]
 # ## Where it stops paying
 #
-# With more ranks each product gets narrower, and the messages do not get smaller. Where is the limit?
+# With more ranks each product gets narrower, but the messages do not get smaller. Where is the limit?
 #
 # EleutherAI measured how fast an A100 multiplies narrow matrices ([cookbook](https://github.com/EleutherAI/cookbook),
 # `sizing/results/gemm_data/mm`): half precision, 27,648 rows of 4,096 numbers by a matrix of 4,096 × *width*. Below a
-# width of some 256 there is not enough work for each byte read (the roofline of `00_one_device`):
+# width of about 256 there is not enough work for each byte read (the roofline of `00_one_device`):
 #
 # | width | 64 | 128 | 256 | 384 | more |
 # |---|---|---|---|---|---|
 # | TFLOP/s | 69.6 | 137.9 | 227.2 | 242.6 | about 240 |
 #
-# (Round widths matter, too: with 258 columns it is 116.6. A vocabulary or a hidden layer that does not divide costs
-# more than the one rank that gets less.)
+# (Round widths matter, too: with 258 columns the speed is 116.6. A vocabulary or a hidden layer that does not divide
+# evenly makes all ranks slow, not just the one that gets less.)
 #
 # From this, the cell below computes how long all products of a block of width 4,096 take on one of $t$ ranks, forward
 # and backward. The messages travel over NVLink within a node, and over the network between nodes. A node of JURECA-DC
@@ -1003,7 +1004,7 @@ def product_seconds(width: int) -> float:
 
 
 def products_of_a_block(world: int) -> float:
-    """Attention's four, each D / t wide; the MLP's two, 4 D / t; and for the backward pass all of them twice more."""
+    """Attention's four, each D / t wide; the MLP's two, 4 D / t; and all of them twice more for the backward pass."""
     return 3 * (4 * product_seconds(DIM // world) + 2 * product_seconds(4 * DIM // world))
 
 
@@ -1028,7 +1029,7 @@ def all_reduce_seconds(nbytes: float, world: int, link: tuple[float, float]) -> 
 def block_seconds(
     products: float, nbytes: float, world: int, per_node: int, within: tuple[float, float], between: tuple[float, float]
 ) -> float:
-    """What a block takes in a step: its products, and its four all-reduces of ``nbytes``, none of them hidden.
+    """The seconds of a block in a step: its products, and its four all-reduces of ``nbytes``, none of them hidden.
 
     A node has ``per_node`` ranks; links are ``within`` a node and ``between`` nodes.
     """
@@ -1050,7 +1051,7 @@ def largest_worthwhile(
 
     ``products`` has (ranks, seconds of a block's products on each); its first entry is for one rank.
     """
-    # TODO 13, again: and the answer.
+    # TODO 13, again: the answer.
     ### BEGIN SOLUTION
     alone = products[0][1]
     return max(
@@ -1077,10 +1078,10 @@ plots.efficiency(efficiencies)
 
 # %% [markdown]
 # The step down is the border of the node: that is why tensor parallelism stays within it, and why vendors build ever
-# larger "nodes". At 70 %, though, 64 GPUs on NVLink take no more ranks than 8 do: on 16 ranks, messages already take
-# three quarters of the products' time. At 50 % they take 16.
+# larger "nodes". At 70 %, though, a node of 64 GPUs allows no more ranks than one of 8: on 16 ranks, messages
+# already take three quarters as long as the products. At 50 % it allows 16.
 #
-# How fast are narrow products on your machine, on one rank? (On a CPU the curve may well be flat.)
+# How fast are narrow products on your machine, on one rank? (On a CPU the curve may be flat.)
 
 
 # %%
@@ -1105,7 +1106,7 @@ plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measu
 # %% [markdown]
 # ## The parallel run is the serial run
 #
-# Last, train the model that you have built, beside the serial one: 20 steps of SGD, clipped. Adam would hide a wrong
+# Finally, train the model that you have built, beside the serial one: 20 steps of SGD, clipped. Adam would hide a wrong
 # scale; SGD does not.
 
 
@@ -1151,7 +1152,7 @@ plots.losses(serial_losses(20), losses)
 # ## In the script
 #
 # `tp_training` trains the language model with DTensor. A *plan* says for each layer how its weight is cut and how its
-# input and output lie on the ranks; DTensor adds the communication. You have built what it does:
+# input and output are laid out on the ranks; DTensor adds the communication. You have built what it does:
 #
 # | in `tp_training` | here |
 # |---|---|
@@ -1163,7 +1164,7 @@ plots.losses(serial_losses(20), losses)
 # | `RowwiseParallel` for the token embedding | `ParallelEmbedding` |
 # | the head: `vocab_parallel_head_loss` | `ColumnLinear` and `parallel_loss`, for a piece of the tokens at a time |
 # | `SequenceParallel()` for the norms, `--sequence-parallel` | `gather_sequence`, `scatter_sequence` |
-# | the position embedding, used on $T/t$ tokens | `finish_gradients`: DTensor does not know of this one |
+# | the position embedding, used on $T/t$ tokens | `finish_gradients`: DTensor does not do this for you |
 # | the norm over both axes of the grid | `gradient_norm` |
 # | refuses heads that do not divide, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
 # | FSDP2 over the data axis | lesson 03, on the shards of this one |
@@ -1172,14 +1173,14 @@ plots.losses(serial_losses(20), losses)
 # %% [markdown]
 # ## Recap
 #
-# - Columns, then rows: four all-reduces of the stream for each block, which the next product waits for.
+# - Columns, then rows: four all-reduces of the stream for each block; after each, the next product waits for it.
 # - Use it **when a layer, or one sequence's activations, do not fit a device**. FSDP alone cannot help there: it
 #   gathers whole layers, and each rank needs at least one whole sequence. Use it also **when the global batch must not
 #   grow**.
 # - Keep it **within a node**, on the fastest link there is, and do not use it for small models: products narrower than
-#   some 256 columns waste the device. If the model fits, data parallelism is faster and simpler.
-# - Sequence parallelism sends no byte more, and saves activations: with tensor parallelism, use it. Then sum the
-#   gradients of all parameters that saw only some tokens.
+#   about 256 columns waste the device. If the model fits, data parallelism is faster and simpler.
+# - Sequence parallelism sends no additional bytes and saves activations: always use it with tensor parallelism. Then
+#   sum the gradients of all parameters that saw only some tokens.
 # - In the norm each number counts once; dropout is the same on copies and different on parts.
 #
 # Papers: Megatron-LM, [1909.08053](https://arxiv.org/abs/1909.08053); sequence parallelism and what a block keeps,

@@ -50,8 +50,8 @@ from utils.model import TransformerLM
 # $$S_{ij} = \frac{q_i \cdot k_j}{\sqrt K}, \qquad o_i = \frac{\sum_j e^{S_{ij}}\, v_j}{\sum_j e^{S_{ij}}}$$
 #
 # The sum in the denominator runs over the whole sequence, and no rank has the whole sequence. But a sum can be computed
-# in pieces. When a query has attended to some keys, two things are enough to continue with others: the output so far,
-# and the denominator so far. Since $e^{S}$ overflows at a score of 89, one stores the logarithm of the sum, the
+# in pieces. When a query has attended to some keys, two things are enough to continue with more keys: the output so
+# far, and the denominator so far. Since $e^{S}$ overflows at a score of 89, you store the logarithm of the sum, the
 # **log-sum-exp** $L_i = \log \sum_j e^{S_{ij}}$.
 #
 # Two pieces with $(o, L)$ and $(o', L')$ combine to
@@ -145,7 +145,7 @@ def everything(source: int) -> list[Block]:
 
 
 def nothing_yet(q_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of queries that have seen no key."""
+    """Output and log-sum-exp of queries that have not seen any key."""
     return torch.zeros_like(q_BHTK), q_BHTK.new_full(q_BHTK.shape[:-1], -math.inf)
 
 
@@ -169,7 +169,7 @@ def attend_blocks(out_BHTK: Tensor, lse_BHT: Tensor, q_BHTK: Tensor, k: Tensor, 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def at_hand(rank: int, step: int, world: int) -> int:
     """The rank whose keys and values a rank holds in this step, counted from 0."""
-    # TODO 2: Rotate keys and values through a ring. First your prediction: whose are here in which step?
+    # TODO 2: Rotate keys and values through a ring. First your prediction: which rank's are here in each step?
     ### BEGIN SOLUTION
     return (rank - step) % world
     ### END SOLUTION
@@ -206,8 +206,8 @@ def ring_forward(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable[[int], list[Block]], rank: int, world: int
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of this rank's queries, over the keys and values of all ranks."""
-    # TODO 2, again: the ring. N steps, and N - 1 rounds of messages: after the last step
-    # no rank needs them. Do not keep pieces that have passed.
+    # TODO 2, again: the ring. There are N steps, but N - 1 rounds of messages: after the last step no rank needs keys
+    # and values. Do not keep pieces that have passed.
     ### BEGIN SOLUTION
     out_BHTK, lse_BHT = nothing_yet(q_BHTK)
     for step in range(world):
@@ -250,8 +250,8 @@ plots.messages(run.messages, "ring_forward")
 #
 # The gradient of the queries stays with the queries. But keys and values rotate again, and every rank has a
 # contribution to their gradients. So these gradients **travel along**: a rank adds its contribution to the gradient of
-# the current keys, and sends both on. After the last step the gradients are at the left neighbour of the rank that they
-# belong to. How many rounds does it take until they are back?
+# the current keys, and sends both on. After the last step the gradients are at the left neighbour of the rank to which
+# they belong. How many rounds does it take until they are back?
 #
 # ![Three ranks: gradients travel with keys and values, and return in a last round](../images/context_backward.svg)
 
@@ -297,7 +297,7 @@ def ring_backward(
     blocks: Callable[[int], list[Block]], rank: int, world: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of this rank's queries, keys and values; for keys and values, from the queries of all ranks."""
-    # TODO 3, again: the ring. Keys and values are sent on N - 1 times. And their gradients?
+    # TODO 3, again: the ring. Keys and values are sent on N - 1 times. How often are their gradients?
     ### BEGIN SOLUTION
     delta_BHT = (grad_out_BHTK * out_BHTK).sum(dim=-1)
     grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))
@@ -355,14 +355,14 @@ check("06_context_parallel/3")
 #
 # In a language model a token sees only itself and earlier tokens, so half of all scores are not needed. Take four ranks
 # that each hold a quarter of the sequence, in order. Rank 0's queries see only rank 0's keys: in three of four steps it
-# has nothing to do. Rank 3's queries see almost everything. All ranks wait for rank 3, and the mask saved no time.
+# has nothing to do. Rank 3's queries see almost everything. All ranks wait for rank 3, so the mask saves no time.
 #
 # The solution is to cut the sequence into $2N$ pieces, twice as many as there are ranks, and to give each rank two of
 # them, an early one and a late one, so that all ranks have the same work. This is called **zig-zag**; work out which
 # two these are.
 #
-# From now on, everything about a token follows from its place in the whole sequence: which keys its query sees, its
-# position in the model, its target. Its place on the rank decides nothing.
+# From now on, everything about a token depends on its place in the whole sequence: which keys its query sees, its
+# position in the model, its target. Its place on the rank does not matter.
 #
 # **Predict** the work of a rank: the number of pairs of a query and a key that it sees. A query also sees itself.
 
@@ -474,7 +474,7 @@ plots.work(work, predicted_work)
 # ![Two timelines: compute and exchange in turns, and at the same time](../images/context_overlap.svg)
 #
 # In the backward pass, keys and values can be sent ahead in the same way. Their gradients cannot: a rank must add its
-# contribution before it sends them on. (With one more buffer those can be hidden, too: compute the contribution
+# contribution before it sends them on. (With one more buffer you can hide these messages, too: compute the contribution
 # separately while the sum of the others arrives, then add.)
 #
 # The judge sees every message, every wait and every matrix product (`@`, `torch.einsum`, attention). At least half of a
@@ -548,11 +548,12 @@ check("06_context_parallel/5")
 # | `x.unflatten(dim, (a, b))`, `x.flatten(dim, dim + 1)` | splits one dimension into two, and joins two neighbours |
 # | `x.movedim(a, b)` | the same tensor with dimension `a` at place `b` |
 #
-# And its backward pass? Gradients return on the same path: the gradient of one exchange is the other exchange.
+# What about the backward pass? Gradients return on the same path: the gradient of one exchange is the other exchange.
 #
 # **Budget**: a rank sends its queries, keys and values once and receives its output once; the same for their
-# gradients in the backward pass. A rank's own $1/N$ of each need not be sent. And no rank has room for all heads of
-# all tokens: it holds a few copies of its share, and the scores of its heads if your attention computes them.
+# gradients in the backward pass. A rank's own $1/N$ of each need not be sent. No rank has room for all heads
+# of all tokens: it holds a few copies of its share, and the scores of its heads if your attention computes
+# them.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -570,7 +571,7 @@ def tokens_to_heads(x_BHTK: Tensor, world: int) -> Tensor:
 
 def heads_to_tokens(x_BHTK: Tensor, world: int) -> Tensor:
     """The inverse: (B, H / N, N * T, K) to (B, H, T, K)."""
-    # TODO 6, again: and back.
+    # TODO 6, again: the way back.
     ### BEGIN SOLUTION
     leaving = x_BHTK.unflatten(2, (world, -1)).movedim(2, 0).contiguous()  # N, B, H / N, T, K
     arriving = torch.empty_like(leaving)
@@ -646,7 +647,7 @@ check("06_context_parallel/6")
 def ring_cost(nbytes: int, world: int) -> tuple[int, float]:
     """The number of rounds, and the bytes that a rank sends, in the ring's forward pass of one layer.
 
-    A rank's queries have ``nbytes`` bytes; so have its keys, and so have its values.
+    A rank's queries have ``nbytes`` bytes; so have its keys and its values.
     """
     # TODO 7: Predict what both ways cost. First the ring.
     ### BEGIN SOLUTION
@@ -682,7 +683,7 @@ def hiding_length(flops: float, bandwidth: float, itemsize: int, causal: bool) -
         itemsize: bytes per number.
         causal: whether only half of a step's scores are computed, as in zig-zag.
     """
-    # TODO 7, again: from which length on does the ring hide its messages?
+    # TODO 7, again: from what length on does the ring hide its messages?
     ### BEGIN SOLUTION
     # Whole step: 4 B H c² K FLOPs, and 2 B H c K numbers to send.
     length = itemsize * flops / (2 * bandwidth)
@@ -701,7 +702,7 @@ for name, bandwidth in (("within a node, 450 GB/s", 450e9), ("between nodes, 50 
 
 # %%
 def sent_by(way: str, rank: int, world: int) -> int:
-    """For its messages and collectives: one forward pass of 8 heads and 64 tokens, on any number of ranks."""
+    """One forward pass of 8 heads and 64 tokens, on any number of ranks, to count its messages and collectives."""
     q_BHTK, k_BHTK, v_BHTK = torch.randn(3, 1, 8, 64 // world, 4)
     if way == "ring":
         ring_forward(q_BHTK, k_BHTK, v_BHTK, everything, rank, world)
@@ -741,9 +742,9 @@ plots.sent(measured, predicted)
 #   the mean over the targets of *all* ranks, and ranks may have unequal numbers of them, or none: then the model
 #   returns 0, and gradients of 0.
 #
-# And the gradients? Each rank has the same weights, and different tokens. The loss is a *sum* over ranks, each of
-# which divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong by
-# a factor of $N$, and the loss would not show it.
+# What about the gradients? Each rank has the same weights, but different tokens. The loss is a *sum* over ranks, each
+# of which divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong
+# by a factor of $N$, and the loss would not show it.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}

@@ -138,7 +138,7 @@ check("07_expert_parallel/2")
 #    sources together.
 #
 # The all-to-all of lesson 01 exists as one call. Its tensors are cut along the first dimension and must be contiguous
-# in memory (`x.contiguous()`). (`dist.all_to_all`, with lists of tensors, is no substitute: gloo refuses lists with
+# in memory (`x.contiguous()`). (`dist.all_to_all`, with lists of tensors, cannot replace it: gloo refuses lists with
 # pieces of unequal length.)
 #
 # | call | meaning |
@@ -217,7 +217,7 @@ check("07_expert_parallel/3")
 # wrong tokens*. All shapes are right then, and all numbers wrong. Back on the token's rank, row $i$ belongs to slot
 # `slots_R[i]`. It is multiplied by the gate of **that** slot and added to that slot's token.
 #
-# And the backward pass? It is the same exchange in reverse. A collective of `torch.distributed` is invisible
+# The backward pass is the same exchange in reverse. A collective of `torch.distributed` is invisible
 # to autograd, so you must define its gradient: a row's gradient goes back to where the row came from.
 # `torch.autograd.Function` does this: `Exchange.apply(rows_RD, leaving, arriving, group)` calls `forward`,
 # and later autograd calls `backward` with the gradient of the result; it returns a gradient for each
@@ -260,7 +260,7 @@ def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
 def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """As `mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
+    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
     # TODO 4, again: the whole exchange. Each expert is called once.
     # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION
@@ -318,8 +318,8 @@ plots.journey(run.results, run.collectives)
 #
 # ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.svg)
 #
-# Each rank drops slots by its own counts. So the kept slots depend on the number of ranks, and
-# a serial run equals the parallel run only if it drops as the ranks do: in shares.
+# Each rank drops slots by its own counts. So the number of ranks determines which slots are kept, and a serial run
+# equals the parallel run only if it drops slots in shares, as the ranks do.
 #
 # **Dropless** mixtures (MegaBlocks, [arXiv:2211.15841](https://arxiv.org/abs/2211.15841)) have no limit. Your
 # exchange has pieces of any length, so it can do both. With equal pieces of C rows each, as in the first
@@ -377,11 +377,11 @@ check("07_expert_parallel/5")
 # send all its tokens to expert 0, and rank 1 to expert 1. On average that is even, though on each rank it is as
 # uneven as possible. So reduce $f$ and $P$ first, then multiply.
 #
-# And the gradient? Autograd does not see an all-reduce in place. A rank's backward pass needs to reach only its own
-# contribution to $P$. In the end the ranks' gradients are *averaged*, like their losses. For the average to be right,
-# each rank must give $W$ times the derivative of $L$ with respect to its own probabilities. One line can do this:
-# `own + (total - own).detach()` has the value of `total` and the gradient of `own`. If `own` is $W$ times the rank's
-# number, the value is still the total, and the gradient is $W$ times as large.
+# What about the gradient? Autograd does not see an all-reduce in place. A rank's backward pass needs to reach only its
+# own contribution to $P$. In the end the ranks' gradients are *averaged*, like their losses. For the average to be
+# right, each rank must give $W$ times the derivative of $L$ with respect to its own probabilities. One line can do
+# this: `own + (total - own).detach()` has the value of `total` and the gradient of `own`. If `own` is $W$ times the
+# rank's number, the value is still the total, and the gradient is $W$ times as large.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -421,7 +421,7 @@ check("07_expert_parallel/6")
 # have their gradients averaged over **all** ranks. An expert's gradients are added to the same expert's in the other
 # sets, and to no others.
 #
-# And by which number are the gradients of an expert divided? Each rank's loss is the mean over its own tokens, and the
+# By which number must the gradients of an expert be divided? Each rank's loss is the mean over its own tokens, and the
 # whole loss is the mean over the $W$ ranks. In the backward pass an expert receives the gradients of the rows of *all*
 # ranks in its set, added up. **Predict** the divisor, before you read the check's message.
 #
@@ -450,7 +450,7 @@ def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, 
 def average_gradients(
     shared: Sequence[nn.Parameter], experts: Sequence[nn.Parameter], copies: dist.ProcessGroup, world: int
 ) -> None:
-    """Turn every gradient into the gradient of the mean of all ranks' losses, in place. Every parameter has one.
+    """Turn every gradient into the gradient of the mean of all ranks' losses, in place. No gradient is missing.
 
     Args:
         shared: parameters that all ranks hold.
@@ -712,14 +712,14 @@ plots.loads(loads)
 #
 # - Memory: a rank holds $1/S$ of the experts, and none of them is ever gathered. Work: a token is computed by $K$
 #   experts, however many there are.
-# - Bytes: up to $4KD$ numbers per token and layer in a step, however large the experts are. FSDP sends weights,
-#   however few tokens there are. So spread experts over ranks if experts are large and tokens few; otherwise
-#   shard them with FSDP.
+# - Bytes: up to $4KD$ numbers per token and layer in a step, however large the experts are. FSDP sends weights, however
+#   few tokens there are. So spread experts over ranks if the experts are large and the tokens few; otherwise shard them
+#   with FSDP.
 # - An all-to-all between nodes is slow and harder to hide than FSDP's gathers: keep a set within a node,
 #   or overlap two micro-batches. A small model does not need experts: the router, the exchange and the
 #   imbalance cost more than they save.
-# - Watch the load from the first step on. A collapsed router shows as a slightly worse loss, and a rank
-#   that is always late.
+# - Watch the load from the first step on. A collapsed router shows only in a slightly worse loss, and in a rank that is
+#   always late.
 
 # %% [markdown]
 # ## Recap

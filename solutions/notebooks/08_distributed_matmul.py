@@ -2,18 +2,18 @@
 # # Distributed matrix products
 #
 # A linear layer is a matrix product $Y = XW$. $X$ has a row for each token, $m$ of them, with $k$ numbers each; $W$ is
-# $k \times n$. Almost all the work of a Transformer is in such products, and every scheme of this course that splits up
-# a layer is, at heart, one way to cut a product into blocks.
+# $k \times n$. Almost all the work of a Transformer is in such products, and every scheme in this course that divides
+# a layer is really a way to cut a product into blocks.
 #
-# So this lesson has nothing but products. You cut them along one, two and three axes of a grid of ranks, count what
-# each cut has to send, and find that FSDP and Megatron's layers are two corners of one scheme.
+# So this lesson is about products only. You cut them along one, two and three axes of a grid of ranks, count what each
+# cut sends, and find that FSDP and Megatron's layers are two special cases of one scheme.
 #
 # *Builds on*: collectives and what they cost (`01_collectives`), shards (`03_zero`), the roofline (`00_one_device`).
 # Megatron's layers (`04_tensor_parallel`) appear as a special case.
 #
 # ![Three ways to cut one product over two ranks: what each rank has of X, W and Y](../images/matmul_one_d.svg)
 #
-# *Shapes*: a suffix tells how a matrix is cut. `x_mK` has *some* of X's rows (small letter) and *all* of its columns
+# *Shapes*: a suffix says how a matrix is cut. `x_mK` has *some* of X's rows (small letter) and *all* of its columns
 # (capital letter).
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
@@ -45,12 +45,12 @@ from utils.model import MLP
 # ## A grid of ranks
 #
 # Ranks have numbers, but a matrix has rows and columns. So the ranks are arranged as a **grid**: a table of 2 × 3, say,
-# or a box of 2 × 2 × 2. They are numbered row by row, as the elements of a tensor lie in memory: the last coordinate
+# or a box of 2 × 2 × 2. They are numbered row by row, like the elements of a tensor in memory: the last coordinate
 # changes fastest. A **line** along an axis is made of the ranks that differ in that one coordinate only. Lines are the
 # groups in which a grid communicates.
 #
-# A dimension need not divide by the grid. As in `tensor_split`, the first few pieces then get one more; this holds for
-# the whole lesson.
+# The grid need not divide a dimension evenly. As in `tensor_split`, the first few pieces then get one more; this holds
+# for the whole lesson.
 #
 # ![A matrix of 5 × 7 on a grid of 2 × 3](../images/matmul_grid.svg)
 #
@@ -60,8 +60,8 @@ from utils.model import MLP
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def block(length: int, parts: int, number: int) -> slice:
     """Where piece ``number`` lies if a dimension of this length is cut into ``parts``. It may be empty."""
-    # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one dimension: pieces
-    # differ by one at most, the longer ones come first.
+    # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one dimension: lengths
+    # differ by at most one, and the longer pieces come first.
     ### BEGIN SOLUTION
     size, longer = divmod(length, parts)
     start = number * size + min(number, longer)
@@ -147,7 +147,7 @@ class Grid:
 # 3, FSDP. Cut by columns, it is the first layer of a Megatron MLP
 # ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)), and cut along the inner dimension it is its second.
 #
-# A dimension that is *summed* over and cut costs a collective, for each rank has only a part of each sum. Which
+# A dimension that is *summed* over and cut costs a collective, since each rank has only a part of each sum. Which
 # collective depends on **where the result must end up**: an all-reduce if every rank needs it whole, a reduce-scatter
 # if each rank keeps a part. And a result that is cut, but must be whole, costs an all-gather.
 #
@@ -172,7 +172,7 @@ def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
 
 def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float, float]:
     """Numbers that a rank sends in the forward and in the backward pass, if everything ends up as in the table."""
-    # TODO 2, again: and both passes. With rows cut, the weights are gathered in each pass, and not kept.
+    # TODO 2, again: both passes. If rows are cut, each pass gathers the weights, and does not keep them.
     ### BEGIN SOLUTION
     around = (world - 1) / world
     if cut == "rows":
@@ -273,7 +273,7 @@ def by_inner_backward(dy_MN: Tensor, x_Mk: Tensor, w_kN: Tensor) -> tuple[Tensor
 check("08_distributed_matmul/2")
 
 # %% [markdown]
-# What the three send for a layer of 2048 × 8192, on 8 ranks, when there are few tokens and when there are many:
+# This is what the three cuts send for a layer of 2048 × 8192 on 8 ranks, with few tokens and with many:
 
 # %%
 for tokens in (512, 65536):
@@ -282,9 +282,9 @@ for tokens in (512, 65536):
     print(f"{tokens:6,} tokens, numbers sent: {told}")
 
 # %% [markdown]
-# By rows, weights travel; otherwise activations do. So many tokens favour rows, large weights the other two. But each
-# of the three needs one whole matrix on every rank for a while, however many ranks there are. With a second axis, no
-# matrix is ever whole.
+# If rows are cut, weights travel; otherwise activations do. So many tokens favour cutting rows, and large weights
+# favour the other two. But each of the three needs one whole matrix on every rank for a while, however many ranks there
+# are. With a second axis, no matrix is ever whole.
 
 # %% [markdown]
 # ## Two axes: Cannon's algorithm
@@ -296,13 +296,13 @@ for tokens in (512, 65536):
 #
 # Cannon's algorithm (1969) multiplies one block of each at a time. All ranks multiply what they have, then pass their
 # block of $X$ to the left and their block of $W$ up, $p - 1$ times; rows and columns wrap around. But at the start the
-# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not match unless $i = j$. So first comes a **skew**: row
+# rank at $(i, j)$ has $X_{ij}$ and $W_{ij}$, which do not match unless $i = j$. So the first step is a **skew**: row
 # $i$ of $X$ moves $i$ places to the left, and column $j$ of $W$ moves $j$ places up.
 #
 # **Predict**, with pencil and paper, for 3 × 3 ranks: which inner index $l$ do the blocks at $(i, j)$ have in step $s$,
-# from 0?
+# counted from 0?
 #
-# `exchange` sends and receives as in `01_collectives`. If the block stays where it is, no message is sent.
+# `exchange` sends and receives as in `01_collectives`. If a block stays where it is, no message is sent.
 
 
 # %%
@@ -327,16 +327,16 @@ def inner_index(row: int, column: int, step: int, side: int) -> int:
 
 
 def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
-    """y_mn. The inner dimension is k in all; X has it cut along axis 1 of the grid, W along axis 0.
+    """y_mn. The inner dimension is k in all; it is cut along axis 1 of the grid in X, along axis 0 in W.
 
     Raises:
-        ValueError: the grid is no square; its text is one line that names the grid. Nothing has been sent then.
+        ValueError: the grid is not square; the text is one line that names the grid. Nothing has been sent before.
     """
     # TODO 3, again: the product. Each message has one block. A rank sends at most ``side`` blocks of each matrix, and
     # never holds more than the two it was given, two more of each (one leaving, one arriving), and two of the result's
     # size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` the ranks of my column, by row. If k
     # does not divide, blocks have different sizes: ``block`` tells the size of the one that arrives. (If you send
-    # messages yourself: as long as you keep a work, it keeps its tensor.)
+    # messages yourself: a work that you keep keeps its tensor alive.)
     ### BEGIN SOLUTION
     if grid.shape[0] != grid.shape[1]:
         raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
@@ -345,7 +345,7 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     my_row, my_column = grid.lines[1], grid.lines[0]
     y_mn = x_mk.new_zeros(rows, columns)
     for step in range(side):
-        left, up = (row, column) if step == 0 else (1, 1)  # how many places the blocks go
+        left, up = (row, column) if step == 0 else (1, 1)  # by how many places the blocks move
         piece = block(k, side, inner_index(row, column, step, side))
         size = piece.stop - piece.start
         x_mk = exchange(x_mk, my_row[(column - left) % side], my_row[(column + left) % side], (rows, size))
@@ -356,8 +356,9 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 
 # %% [markdown]
-# The backward pass needs nothing new: $\bar X = \bar Y W^\top$ and $\bar W = X^\top \bar Y$ are products as well. Only,
-# block $(i, j)$ of a transposed matrix is at $(j, i)$, so each rank first swaps with the one at the mirrored place.
+# The backward pass needs nothing new: $\bar X = \bar Y W^\top$ and $\bar W = X^\top \bar Y$ are products as well. But
+# block $(i, j)$ of a transposed matrix is at $(j, i)$, so each rank first swaps blocks with the rank at the mirrored
+# place.
 
 
 # %%
@@ -414,10 +415,10 @@ plots.messages(run.messages, "Cannon's algorithm on 3 × 3 ranks")
 # %% [markdown]
 # ## Two axes of any length: SUMMA
 #
-# Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) takes any table of $p \times q$
-# ranks, and shifts nothing. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of
-# $W$. Each rank that has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$
-# along its columns. Then all ranks multiply, and add the product to their block of $Y$.
+# Few machines have a square number of GPUs. **SUMMA** (van de Geijn and Watts, 1997) works on any grid of $p \times q$
+# ranks, without shifts. It takes the inner dimension in **panels**: some columns of $X$, and the same rows of $W$. Each
+# rank that has a piece of the panel broadcasts it: pieces of $X$ along the rows of the grid, pieces of $W$ along its
+# columns. Then all ranks multiply, and add the product to their block of $Y$.
 #
 # ![One panel of SUMMA on 2 × 3 ranks](../images/matmul_summa.svg)
 #
@@ -431,8 +432,8 @@ class Panel(NamedTuple):
 
     begin: int
     end: int
-    column: int  # the column of the grid whose ranks have it of X
-    row: int  # the row of the grid whose ranks have it of W
+    column: int  # the column of the grid whose ranks hold the panel of X
+    row: int  # the row of the grid whose ranks hold the panel of W
 
 
 # %% [markdown]
@@ -498,7 +499,7 @@ def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
 
 def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     """y_mn."""
-    # TODO 4, again: the product. In addition to its blocks, a rank holds two panels of each matrix at most, the last
+    # TODO 4, again: the product. In addition to its blocks, a rank holds at most two panels of each matrix, the last
     # and the next, and two tensors of the result's size.
     ### BEGIN SOLUTION
     y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])
@@ -537,8 +538,8 @@ for panel in panels(10, (2, 3)):
 check("08_distributed_matmul/4")
 
 # %% [markdown]
-# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: the more ranks, the
-# fewer. With one axis it was a whole matrix, however many ranks there were.
+# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: more ranks receive
+# less each. With one axis, each rank received a whole matrix, however many ranks there were.
 
 # %% [markdown]
 # ## Three axes
@@ -623,15 +624,15 @@ class Product(torch.autograd.Function):
 check("08_distributed_matmul/5")
 
 # %% [markdown]
-# ## Its corners are special cases you know
+# ## You know its special cases
 #
 # If an axis has one rank, its collectives send nothing. With $G_x = G_y = 1$, only the two all-gathers of weights and
 # the reduce-scatter of their gradient are left: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
 # there is one all-reduce of activations, in one of the passes: a Megatron layer.
 #
-# Do not believe it; run it. Beside each corner of your product runs PyTorch's own layer: sharded by `fully_shard`
-# (FSDP2), or cut by `ColwiseParallel` or `RowwiseParallel`, as in `tp_training`. (The library's layers distribute their
-# weights when they are made. That is the scatter that you will see, and it happens once.)
+# Try it yourself. The next cell runs each special case of your product beside PyTorch's own layer: sharded by
+# `fully_shard` (FSDP2), or cut by `ColwiseParallel` or `RowwiseParallel`, as in `tp_training`. (The library's layers
+# distribute their weights when they are made. You will see this as a scatter, which happens only once.)
 
 # %%
 CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
@@ -667,7 +668,7 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
     mesh, factor = init_device_mesh("cpu", (world,)), 1
     if name == "FSDP":
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        factor = world  # it takes the mean over the ranks, and we want the sum
+        factor = world  # it takes the mean over the ranks, but we want the sum
         x = x_MK[block(M, world, rank)]
     elif name == "Megatron, by columns":
         parallelize_module(layer, mesh, ColwiseParallel())
@@ -704,9 +705,9 @@ for name in CORNERS:
 # With $G_x = G_z = 1$, the first is cut by columns and the second along the inner dimension: that is Megatron's MLP.
 #
 # The loss is the mean squared difference from a target, over *all* of its numbers. A rank has the sum over its block.
-# That part is enough for the backward pass, since the gradient of a sum is the sum of the gradients, and `Product` sums
-# what must be summed. To *print* the loss, the parts must be summed, but each block once: which other ranks have the
-# same block?
+# That partial sum is enough for the backward pass, since the gradient of a sum is the sum of the gradients, and
+# `Product` sums what must be summed. To *print* the loss, the parts must be summed, but each block once: which other
+# ranks have the same block?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -738,7 +739,7 @@ def squared_error(y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, gri
 
     The whole output has ``numbers`` numbers. ``axes`` belong to the last layer.
     """
-    # TODO 6, again: the loss. Of both, 0-dim tensors.
+    # TODO 6, again: the loss. Both are 0-dim tensors.
     ### BEGIN SOLUTION
     mine = (y_mn - target_mn).square().sum() / numbers
     loss = mine.detach().clone()
@@ -754,7 +755,7 @@ check("08_distributed_matmul/6")
 
 # %% [markdown]
 # Train it. The model is the MLP of the course's Transformer (whose `Linear` keeps its weight transposed), and the
-# target is the output of a second such MLP for the same input. One process comes first.
+# target is the output of a second such MLP for the same input. First, on one process.
 
 # %%
 TOKENS, DIM, STEPS, RATE = 96, 24, 30, 2.0
@@ -963,9 +964,9 @@ print(f"best: {plots.spoken_grid(chosen)} as predicted, {plots.spoken_grid(faste
 plots.grids(predicted, measured)
 
 # %% [markdown]
-# The **rank correlation** (Spearman's) compares only the order: 1 if the grids come in the same order by prediction and
-# by the clock, about 0 if the prediction says nothing, -1 if it is the wrong way round. To choose a grid, the order is
-# all you need. On a machine that does other work as well it varies from run to run.
+# The **rank correlation** (Spearman's) compares only the order: it is 1 if prediction and measurement put the grids in
+# the same order, about 0 if the prediction says nothing, and -1 if the order is reversed. To choose a grid, you need
+# only the order. On a machine that also does other work, the correlation varies from run to run.
 
 # %% [markdown]
 # ## Does the network set the pace?
@@ -979,8 +980,8 @@ plots.grids(predicted, measured)
 # - **A tensor-parallel layer**, cut along the inner dimension (`by_inner`): on $t$ ranks each multiplies $m \times k/t$
 #   by $k/t \times n$ numbers, and the ranks' results are summed by a ring's all-reduce.
 #
-# **Predict**: how large must a rank's part be, so that it computes at least as long as it communicates? And of the two,
-# which one gets better if there are more tokens?
+# **Predict**: how large must a rank's part be, so that computing takes at least as long as communicating? And which of
+# the two gains from more tokens?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}

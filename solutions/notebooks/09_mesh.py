@@ -49,12 +49,12 @@ from utils.plan import Link, Machine, Model, Plan
 # | `tp`, tensor | hold a part of each layer, work on the same tokens | activations, several times in each layer |
 # | `pp`, pipeline | hold different layers | activations, from each stage to the next |
 #
-# Each rank has a place on every axis at once. So the ranks form a box, as in lesson 08, with
-# dp · shard · cp · tp · pp places; a rank communicates along its lines, one for each axis, and the axes know nothing
-# of each other. That is called 3-D parallelism, or 4-D, or 5-D, by the number of axes that are longer than 1
+# Each rank has a place on every axis at once. So the ranks form a box, as in lesson 08, with dp · shard · cp · tp · pp
+# places; a rank communicates along its lines, one for each axis, and the axes are independent of each other. That is
+# called 3-D, 4-D or 5-D parallelism, after the number of axes that are longer than 1
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
 #
-# But they use the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
+# But they share the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
 # numbered node by node, and the box row by row, so the **order of the axes** decides which lines leave the node:
 #
 # ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
@@ -96,7 +96,7 @@ def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[
 
 
 def best_order(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> tuple[str, ...]:
-    """The order of the axes with which the fewest bytes go between nodes; of several, any."""
+    """The order of the axes with which the fewest bytes go between nodes; if there are several, any of them."""
     # TODO 1, again: try them all. `itertools.permutations` has the orders.
     ### BEGIN SOLUTION
     orders = itertools.permutations(sizes)
@@ -115,12 +115,13 @@ print("best:", best_order(SIZES, SENT, per_node=4))
 check("09_mesh/1")
 
 # %% [markdown]
-# For given bytes, this count finds the best order. In real training, what decides is **which axis can wait**. The ranks
-# of `tp` wait for every message, in every layer: they sit closest. `cp` hides behind attention, `shard` behind the
-# blocks before it, `dp` behind the last backward pass: the more an axis can hide behind, the further out it sits. `pp`
-# is waited for as well, but only by the next stage, which has other micro-batches to work on. So `pp` goes across
-# nodes, although it may send more than `dp`: a 7-billion model on dp 8 × pp 8, with 2,048 sequences, sends 8.6 GB along
-# `pp` and 6.6 GB along `dp`. From the inside: `tp`, `cp`, `shard`, `dp`, `pp`.
+# For given bytes, this count finds the best order. In real training it matters **which axis can wait**. The ranks of
+# `tp` wait for every message, in every layer, so they are placed closest together. `cp` hides its messages behind
+# attention, `shard` behind the blocks before, `dp` behind the last backward pass: the better an axis can hide its
+# messages, the further out it is placed. Ranks wait for `pp` as well, but only the next stage does, and it has other
+# micro-batches to work on. So `pp` goes across nodes, although it may send more than `dp`: a 7-billion model on dp 8 ×
+# pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB along `dp`. From the inside out: `tp`, `cp`, `shard`,
+# `dp`, `pp`.
 
 # %% [markdown]
 # ## A mesh
@@ -141,7 +142,7 @@ check("09_mesh/1")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_mesh(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> DeviceMesh:
-    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``, also if it has one rank."""
+    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``, even if it has only one rank."""
     # TODO 2: Make the mesh that sends the fewest bytes between nodes, and find the neighbours in the pipeline.
     # First, the mesh.
     ### BEGIN SOLUTION
@@ -201,9 +202,9 @@ plots.orders(predicted, measured)
 # %% [markdown]
 # ## Which rank reads what
 #
-# A sampler deals samples to ranks. Dealing them to all ranks of the world, as DDP does, would be wrong here: two ranks
-# with halves of one layer must compute on **the same** sample, or they add halves of different sums. No error is
-# raised, and the loss even falls, only more slowly.
+# A sampler divides the samples among ranks. Dividing them among all ranks of the world, as DDP does, would be wrong
+# here: two ranks with halves of one layer must compute on **the same** sample, or they add halves of different sums. No
+# error is raised, and the loss even falls, only more slowly.
 #
 # - Along `dp` and along `shard` ranks read different samples. Both are data parallel: sharding changes which rank
 #   *holds* a weight, not which samples it reads.
@@ -211,7 +212,7 @@ plots.orders(predicted, measured)
 # - Along `cp` they read the same samples, and each rank takes its part of the tokens.
 #
 # The law of this course still holds: step $k$ takes the same samples on any mesh. A `DistributedSampler` deals one
-# permutation like cards, so it only has to know the number of players, and which of them this rank is:
+# permutation like cards, so it only needs the number of players, and which of them this rank is:
 #
 # | call | |
 # |---|---|
@@ -291,7 +292,7 @@ plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 # ![The gradients of two ranks along each axis, and the serial run's](../images/strategy_gradients.svg)
 #
 # Ask two questions. **Which other ranks hold this parameter?** Ranks that do not hold it do not matter. And do the
-# ranks that hold it have **the same** gradient already, each a **part** of the sum, or the gradients of **different
+# ranks that hold it already have **the same** gradient, each a **part** of the sum, or the gradients of **different
 # samples**?
 #
 # - The *same*: leave it. A sum would be t times too large.
@@ -366,10 +367,10 @@ def sync_gradients(
 
 
 # %% [markdown]
-# The proof needs a model that really runs on all axes. Here is the smallest one: a tied table and some layers $x +
-# \text{down}(\text{gelu}(\text{up}(\text{norm} \cdot x))) + \text{bias}$, in stages, cut along `tp`, with or without
-# sequence parallelism. Tokens do not attend to each other (that was lesson 06), so `cp` just splits them. Nothing in it
-# is new; skim it.
+# To prove it, you need a model that really runs on all axes. Here is the smallest one: a tied table and some layers $x
+# + \text{down}(\text{gelu}(\text{up}(\text{norm} \cdot x))) + \text{bias}$, in stages, cut along `tp`, with or without
+# sequence parallelism. Tokens do not attend to each other (that was lesson 06), so `cp` just splits them. It contains
+# nothing new; skim it.
 
 
 # %%
@@ -471,7 +472,7 @@ class Piece:
 
 
 def forward_backward(piece: Piece, x_N: Tensor, y_N: Tensor, count: int) -> float:
-    """A forward and a backward pass on this rank's tokens. Returns this rank's part of the loss; 0 but at the end.
+    """A forward and a backward pass on this rank's tokens. Returns its part of the loss: 0 except on the last stage.
 
     Args:
         x_N: the words of my samples, or my part of them along "cp".
@@ -566,7 +567,7 @@ def train(how: dict, rank: int, world: int) -> list[list[float]]:
     mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
     piece, ends = Piece(first_weights(WORDS, DIM, HIDDEN, LAYERS), mesh, how["sequence_parallel"]), group_of_ends(mesh)
     draw = torch.Generator().manual_seed(1)
-    text = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=draw)  # one batch, to be learned by heart
+    text = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=draw)  # one batch, which the model memorizes
     number, players = data_place(mesh)
     mine = text[number::players]
     x, y, _ = my_tokens(mine[:, :-1], mine[:, 1:], mesh)
@@ -609,7 +610,7 @@ plots.training(runs)
 # ## Recap
 #
 # - Each rank has a place on every axis, and communicates along its lines, one for each axis.
-# - The order of the axes decides which lines leave the node. Those that wait for every message sit closest.
+# - The order of the axes decides which lines leave the node. Axes that wait for every message belong closest together.
 # - `dp` and `shard` read different samples, `cp` different tokens; `tp` and `pp` read the same ones.
 # - Gradients are averaged over different samples, summed over parts, and left alone where they are equal.
 # - In the norm, each number counts once: cut parameters over `tp`, stages over `pp`, a tied table on one end.

@@ -6,7 +6,7 @@
 #
 # It builds on `00_one_device` (FLOPs, memory of a step, scaling), on the bytes of `03_zero` and `04_tensor_parallel`,
 # on the bubble of `05_pipeline_parallel` and on the axes of `09_mesh`. A **plan** says how many ranks there are on each
-# axis, and how a batch is cut. A **link** is what bytes travel over; it has a bandwidth and a latency.
+# axis, and how a batch is cut. Bytes travel over a **link**, which has a bandwidth and a latency.
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -29,7 +29,7 @@ from utils.plots import strategy as plots
 # %% [markdown]
 # ## Does it fit?
 #
-# A plan that does not fit need not be fast, so memory comes first. `utils/plan.py` describes:
+# The speed of a plan that does not fit is irrelevant, so memory comes first. `utils/plan.py` describes:
 #
 # - `Model`: `hidden` (h), `layers` (L), `heads`, `vocabulary` (V), `sequence` (s), and the `experts` of each block, of
 #   which a token uses `active`. `experts=0` is one plain MLP.
@@ -39,19 +39,19 @@ from utils.plots import strategy as plots
 # - `Machine`: `peak`, `memory`, `node` (GPUs in one), and its links.
 #
 # Take a rank of stage $r$ (from 0) of $p$. A block has $4h^2$ numbers in its attention and $8h^2$ in each MLP. The
-# first stage has the embedding table, too, and the last one the head, $Vh$ each. Norms, biases and positions are left
-# out; layers divide by stages.
+# first stage has the embedding table, too, and the last one the head, $Vh$ each. Norms, biases and positions are
+# left out; the stages divide the layers evenly.
 #
 # | kind | what a rank holds |
 # |---|---|
 # | weights, gradients, state | 2, 2 and 12 bytes a number (mixed precision, lesson 03). `tp` cuts the numbers, `shard` shards them |
 # | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and table's and head's all the time, as in `fsdp_training`; 2 bytes each |
 # | activations | 32 bytes for each of a token's h numbers, in each block and micro-batch: 16 for attention and norms, 16 for each MLP that the token goes to. `tp`, with sequence parallelism, and `cp` cut the tokens. (Dropout's masks would add 2, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)) |
-# | … recomputed | 2 bytes for each number between blocks, and one whole block: the one at hand |
+# | … recomputed | 2 bytes for each number between blocks, and the whole block that is being computed |
 # | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches, for its blocks |
 #
-# Each of the `ep` ranks has different experts. These ranks are taken from `shard` first, then from `dp`; the rest of
-# the two shards and replicates the experts:
+# Each of the `ep` ranks has different experts. These ranks are taken from `shard` first, then from `dp`; what is left
+# of these two axes shards and replicates the experts:
 
 
 # %%
@@ -63,8 +63,8 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Predict**: a 7-billion model on 8 GPUs of 40 GB. Which of dp 8, shard 8, and tp 4 × pp 2 make it fit? And which kind
-# then takes the most memory?
+# **Predict**: a 7-billion model on 8 GPUs of 40 GB. With which of dp 8, shard 8, and tp 4 × pp 2 does it fit? And which
+# kind then takes the most memory?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -226,7 +226,7 @@ check("10_strategy/2")
 #
 # A line takes bytes / (bandwidth · `link_share`) + messages · latency.
 #
-# **Overlap.** `tp`, `ep` and `pp` are waited for. The others count only as far as they take longer than what hides
+# **Overlap.** Ranks wait for `tp`, `ep` and `pp`. The other axes count only as far as they take longer than what hides
 # them:
 #
 # - `cp` is hidden by attention's scores: $12Lhs$ of a token's FLOPs, and the same fraction of the computing time;
@@ -239,7 +239,7 @@ check("10_strategy/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def link(axis: str, plan: Plan, machine: Machine) -> Link:
     """The bandwidth and the latency that a rank has along this axis."""
-    # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and by how many adapters?
+    # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and through how many adapters?
     ### BEGIN SOLUTION
     inward = ("tp", "cp", "shard", "dp", "pp")
     before = ("tp", "cp") if axis == "ep" else inward[: inward.index(axis)]
@@ -294,9 +294,9 @@ for axes in (
 plots.seconds(shown)
 
 # %% [markdown]
-# Yours beside the course's planner, whose formulas are finer. What yours leave out is small: work that is not a product
-# (5 to 8 % of a step), the optimizer (up to 2 %), the last block's message, which nothing hides (1 to 2 %), and the
-# memory bandwidth that messages take (up to 5 %).
+# Here are your times beside those of the course's planner, whose formulas are finer. Yours leave out only small terms:
+# work that is not a product (5 to 8 % of a step), the optimizer (up to 2 %), the last block's message, which nothing
+# hides (1 to 2 %), and the memory bandwidth that messages take (up to 5 %).
 
 # %%
 SIX = [{"shard": 64}, {"dp": 16, "shard": 4}, {"dp": 16, "tp": 4}, {"shard": 4, "tp": 16}]
@@ -312,7 +312,7 @@ plots.beside_planner(step_seconds, SEVEN, [Plan(256, 4, recompute="full", **axes
 
 # %%
 def factorings(number: int, factors: int) -> list[tuple[int, ...]]:
-    """All ways to write a number as a product of so many factors, in order."""
+    """All ways to write a number as a product of this many factors, in order."""
     if factors == 1:
         return [(number,)]
     first = [side for side in range(1, number + 1) if number % side == 0]
@@ -325,7 +325,7 @@ def axes_and_copies(plan: Plan) -> tuple[int, int]:
 
 
 def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
-    """Plans for so many GPUs, feasible or not, the simplest first; with 1, 2 or 4 sequences at a time, and recomputed
+    """Plans for this many GPUs, feasible or not, the simplest first; with 1, 2 or 4 sequences at a time, and recomputed
     or not.
     """
     found = []
@@ -386,7 +386,7 @@ check("10_strategy/4")
 
 # %%
 def spoken_plan(plan: Plan) -> str:
-    """The axes that are longer than 1, and how it is run."""
+    """The axes that are longer than 1, and how the plan runs."""
     axes = [f"{axis} {size}" for axis in ("dp", "shard", "ep", "cp", "tp", "pp") if (size := getattr(plan, axis)) > 1]
     recomputed = ", recomputed" if plan.recompute == "full" else ""
     return f"{' × '.join(axes) or 'one GPU'}; {plan.micro_batch} at a time{recomputed}"
@@ -407,12 +407,12 @@ def show_cases() -> None:
         print(f"{name}, {gpus} GPUs: {spoken_plan(plan)}; {seconds:.2f} s a step, {needed / 1e9:.0f} GB")
 
 
-plots.Later(show_cases)  # it is called when the page shows it, and not on each rank of each check
+plots.Later(show_cases)  # called when the page shows it, not on each rank of each check
 
 # %% [markdown]
 # The ALCF's course puts the choice in one sentence: *a simple model: data parallel; a large language model:
 # everything.* Is that so? Let your choice answer, for models of 0.1 to 500 billion parameters on 512 GPUs.
-# **Predict** from which size on the best plan has a pipeline.
+# **Predict** the size from which the best plan has a pipeline.
 
 # %%
 FAMILY = [
@@ -471,10 +471,10 @@ def needed_bandwidth(tokens: float, speed: float, scheme: str) -> float:
 
 
 def overtaken_at(batch: float, scheme: str, machine: Machine) -> int:
-    """The fewest GPUs on which communication takes longer than computing, for batches of so many tokens in all.
+    """The fewest GPUs on which communication takes longer than computing, for batches of this many tokens in all.
 
-    For few GPUs a ring's factor (N - 1)/N counts. Up to a node of them use the links inside; more use those between,
-    with an adapter for each GPU. Latency is left out.
+    For few GPUs the ring's factor (N - 1)/N matters. GPUs of one node use the links inside it; more GPUs use those
+    between nodes, with an adapter for each GPU. Latency is left out.
     """
     # TODO 5, again: strong scaling. Where is the crossing? One GPU sends nothing.
     ### BEGIN SOLUTION
@@ -544,9 +544,9 @@ plots.Later(show_scaling)
 # %% [markdown]
 # ## The planner
 #
-# Your formulas come within 20 % of the course's planner here. Its own, in `utils/costs`, count more (norms, other
-# precisions, SwiGLU, grouped heads, schedules, stages of ZeRO), and some 260 published runs judge them. On the command
-# line:
+# Your formulas come within 20 % of the course's planner here. The planner's, in `utils/costs`, count more (norms, other
+# precisions, SwiGLU, grouped heads, schedules, stages of ZeRO), and are tested against some 260 published runs. On the
+# command line:
 #
 # ```bash
 # ./workbook plan --model 7b --gpus 64 --machine jureca
@@ -574,7 +574,7 @@ plots.planner()
 # | `memory`, `step_seconds` | the plan's prediction, beside the run, in its report |
 #
 # One difference from your formula: in a pipeline, it keeps a block's gathered weights until the step's last backward
-# pass. Less is sent, and more is held. From which number of micro-batches on does that pay?
+# pass. It sends less but holds more. From how many micro-batches on does that pay?
 
 # %% [markdown]
 # ## Recap
@@ -593,4 +593,4 @@ plots.planner()
 # [2205.05198](https://arxiv.org/abs/2205.05198); 3-D parallelism at scale,
 # [2104.04473](https://arxiv.org/abs/2104.04473); the critical batch, [1812.06162](https://arxiv.org/abs/1812.06162).
 #
-# Next: `hybrid_training`. How such a run is kept alive for days, `resilient_training` has shown.
+# Next: `hybrid_training`. (`resilient_training` has shown how to keep such a run alive for days.)

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # When it hangs
 #
-# A serial program that fails says where. A parallel one stops and says nothing; or one rank of many dies, and all the
-# others complain; or it continues and is wrong. This lesson tells ten such stories. In each, a colleague has changed
-# your `ddp_training` a little. You find the cause with the tools of the trade, fix a line or two, and answer a
-# question.
+# A serial program that fails says where it failed. A parallel program may stop and say nothing; or one rank of many
+# dies, and all the others complain; or it continues and is wrong. This lesson tells ten such stories. In each, a
+# colleague has changed your `ddp_training` a little. You find the cause with the tools of the trade, fix a line or two,
+# and answer a question.
 #
 # It builds on `02_data_parallel` and on your own `train/ddp_training.py`, which `launch` runs with `torchrun`, with a
 # story's functions in place of the script's. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs
@@ -53,10 +53,9 @@ from utils.distributed import launch_environment, save0
 # `save_checkpoint`, so that no rank continues before the file is complete.
 #
 # A collective waits for all ranks of its group, but not forever: a group has a **time limit**, by default 30 minutes
-# with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank was. So the first
-# thing to do is to make the limit short. That fixes nothing, but the ranks report. This cell does it, for nearly all
-# stories. It also sets up two tools: `faulthandler` prints the Python stack when C++ code aborts, and the *flight
-# recorder* is explained below.
+# with gloo and 10 with NCCL. Then the wait raises an error, whose traceback says where the rank was. So first make the
+# limit short. That fixes nothing, but the ranks report. This cell does so for nearly all stories. It also sets up two
+# tools: `faulthandler` prints the Python stack when C++ code aborts, and the *flight recorder* is explained below.
 
 
 # %%
@@ -117,7 +116,7 @@ for rank in range(2):
 # crash, `torchfrtrace` compares the dumps of all ranks. NCCL dumps automatically after a timeout
 # (`TORCH_NCCL_DUMP_ON_TIMEOUT`, into files named by `TORCH_FR_DUMP_TEMP_FILE`); with gloo you call `_dump_fr_trace`,
 # as `setup_1` does. Two more things differ with gloo (torch 2.13). Every entry stays `scheduled`, so the states say
-# nothing. And the group's name is empty, which stops the analyser; with a name filled in, it works:
+# nothing. The group's name is empty, which stops the analyser; with a name filled in, it works:
 
 
 # %%
@@ -140,8 +139,8 @@ print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the
 # The analyser calls the rank that differs from the first one the culprit; here it blames rank 1, which is right. It
 # finds the place, and you find the fault.
 #
-# With NCCL, entries have states, and the question becomes: which rank's last entry is `completed`, where the others'
-# is `started`? This course has no recorded NCCL dump; PyTorch's tutorial shows one: [Flight
+# With NCCL, entries have states, and the question becomes: on which rank is the last entry `completed` while it is
+# `started` on the others? This course has no recorded NCCL dump; PyTorch's tutorial shows one: [Flight
 # Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). `NCCL_DEBUG=INFO` says which
 # network NCCL uses, and where it fails to start ([docs/nccl.md](../docs/nccl.md)).
 
@@ -233,7 +232,7 @@ def make_samplers_3(sets: tuple, args: Namespace) -> tuple:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
-    """This rank's samples, dealt out one by one, so that step k takes the samples that one process would take."""
+    """This rank's samples, assigned to ranks in turn, so that step k takes the samples that one process would take."""
     # TODO 3: Give every rank the same number of samples, none of them twice.
     ### BEGIN SOLUTION
     whole = len(order) - len(order) % world
@@ -405,7 +404,7 @@ check("11_when_it_hangs/5")
 # # Part 2: it continues, and is wrong or slow
 #
 # Here no rank complains. What helps is to **compare ranks**: what must be equal on all of them (weights, the order of
-# calls), what must differ (data), what must be finite, what must take equally long. One number from each rank,
+# calls), what must differ (data), what must be finite, and what must take the same time. One number from each rank,
 # gathered once in a while, finds most faults.
 
 # %% [markdown]
@@ -511,8 +510,7 @@ def wrap_7(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
-    """In this story, the third batch of rank 1 contains only padding. The mask alone takes padding out: to
-    cross_entropy it is word 0."""
+    """In this story, the third batch of rank 1 contains only padding. Only the mask removes padding."""
     SEEN.append(1)
     if dist.get_rank() == 1 and len(SEEN) == 3:
         y = torch.full_like(y, IGNORE)
@@ -746,17 +744,18 @@ check("11_when_it_hangs/10")
 #
 # - A collective waits for all ranks. Make the limit short, keep a log for each rank, and read all of them.
 # - The first error is the cause; `Connection reset by peer` and most others are consequences.
-# - A barrier, a longer limit or a `try` around the error hides a fault, and moves it.
+# - A barrier, a longer limit or a `try` around the error hides a fault and moves it elsewhere.
 # - Calls are matched by their order. Whatever decides on a call, or on its place in the order, must be the same on
 #   all ranks.
 # - Compare one number from each rank: weights equal, data different, gradients finite, samples complete, times
 #   similar.
 # - `./workbook preflight` checks the nodes before a long run: versions, links, storage, clocks.
 #
-# Read on: torch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) and
+# Further reading: torch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html)
+# and
 # [`TORCH_DISTRIBUTED_DEBUG`](https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications);
-# [py-spy](https://github.com/benfred/py-spy). How often it happens at scale: 466 interruptions of a job in 54 days,
-# in The Llama 3 Herd of Models, section 3.3.4, [2407.21783](https://arxiv.org/abs/2407.21783); hangs and stragglers
-# at 10,000 GPUs in MegaScale, [2402.15627](https://arxiv.org/abs/2402.15627).
+# [py-spy](https://github.com/benfred/py-spy). How often it happens at scale: 466 interruptions of a job in 54 days, in
+# The Llama 3 Herd of Models, section 3.3.4, [2407.21783](https://arxiv.org/abs/2407.21783); hangs and stragglers at
+# 10,000 GPUs in MegaScale, [2402.15627](https://arxiv.org/abs/2402.15627).
 #
 # This lesson was about bugs. `resilient_training` is about failures without a bug, and how a run survives them.

@@ -16,7 +16,7 @@ how far you are. TODOs 14 to 18 are in the batch files.
 
 In five lines:
 - Each process has one device, one rank and a whole copy of the model; all copies start equal.
-- A sampler gives each rank its own share of each set, and is told the epoch to shuffle anew.
+- A sampler gives each rank its own share of each set; tell it the epoch, or it never shuffles anew.
 - The batch size is global: with N ranks, each takes 1/N of it, so each step is the same as in one process.
 - Losses are added up over ranks as sums and counts, and divided once; validation drops no sample and counts none twice.
 - All ranks take part in every collective; one prints and saves.
@@ -77,9 +77,9 @@ def setup() -> tuple[int, int, int, torch.device]:
     # pass
     ### END SOLUTION
 
-    # TODO 2: Find out which rank this process is.
-    # Its number among all processes, its number on its own node, and the number of processes.
-    # On two nodes the first two numbers differ.
+    # TODO 2: Find out which rank this process is. Its number among all processes, its number on
+    # its own node, and the number of processes. On two nodes, the first two of these numbers
+    # differ.
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -87,9 +87,9 @@ def setup() -> tuple[int, int, int, torch.device]:
     # rank, local_rank, world_size = 0, 0, 1
     ### END SOLUTION
 
-    # TODO 3: Choose this process's own device.
-    # A node with four GPUs runs four processes, and each must use a different GPU,
-    # also as the default for code that names none. Without GPUs it is the CPU, as before.
+    # TODO 3: Choose this process's own device. A node with four GPUs runs four processes, and
+    # each must use a different GPU, which must also be the default for code that names no
+    # device. Without GPUs, the device is the CPU, as before.
     ### BEGIN SOLUTION
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -155,9 +155,9 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     # )
     ### END SOLUTION
 
-    # TODO 6: Load this rank's share of the validation set.
-    # Nothing may be dropped here, not even the last sample. The size of its batches changes no result;
-    # a rank's part of the global batch surely fits.
+    # TODO 6: Load this rank's share of the validation set. Nothing may be dropped here, not
+    # even the last sample. The size of its batches changes no result; a rank's part of the
+    # global batch certainly fits into memory.
     ### BEGIN SOLUTION
     validation_loader = DataLoader(
         validation, batch_size=args.batch_size // world_size, sampler=validation_sampler, **common
@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> None:
     with metrics, device_memory(args.device_memory, device):
         for epoch in range(args.epochs):
             # TODO 9: Shuffle the samples anew in every epoch.
-            # The sampler shuffles with seed and epoch, and does not know the epoch unless it is told.
+            # The sampler shuffles with seed and epoch, and knows the epoch only if you tell it.
             ### BEGIN SOLUTION
             samplers[0].set_epoch(epoch)
             ### STUDENT

@@ -15,7 +15,7 @@ work on other micro-batches, so stages may be on different nodes. The result is 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
 fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at any
 time: until the last TODO there is one pipeline stage, and all ranks divide the batch. Fill the TODOs in the order of
-their numbers, not always the order of the lines; `./workbook check pipeline_training` says how far you are.
+their numbers, which is not always the order of the lines; `./workbook check pipeline_training` says how far you are.
 
 The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
 have the same layers and divide the batch. Shapes: B sequences in a batch, b in a micro-batch, T tokens, D width.
@@ -37,7 +37,7 @@ have the same layers and divide the batch. Shapes: B sequences in a batch, b in 
 Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
 passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_"; with
 static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed by hand, once per
-step (TODO 6); fully_shard, from the previous lesson, would be right, too.
+step (TODO 6); fully_shard, from the previous lesson, would also work.
 
 In five lines:
 - Cut by cost: all ranks wait for the slowest stage, and the last one has the head.
@@ -118,10 +118,10 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
 def make_samplers(sets: Sets, mesh: DeviceMesh, args: argparse.Namespace) -> Samplers:
     """Which samples this rank reads, in which order."""
     train, validation, test = sets
-    # TODO 9, again: the samples.
-    # x enters the first stage, and the y that belongs to it enters the last. If they come from different texts, no
-    # error says so. Which ranks read the same samples, and which read different ones? DistributedSampler takes
-    # num_replicas= and rank=; ShardSampler(dataset, rank, world_size) takes the same two numbers.
+    # TODO 9, again: the samples. x enters the first stage, and the y that belongs to it enters the last. If they come
+    # from different texts, there is no error. Which ranks read the same samples, and which read different ones?
+    # DistributedSampler takes num_replicas= and rank=; ShardSampler(dataset, rank, world_size) takes the same two
+    # numbers.
     ### BEGIN SOLUTION
     where = {"num_replicas": mesh["data"].size(), "rank": mesh["data"].get_local_rank()}
     return (
@@ -161,10 +161,9 @@ def cut(blocks: int, n_stages: int, head: float) -> list[range]:
 
     The last stage also has the head, which costs as much as `head` blocks.
     """
-    # TODO 1: Cut the model so that its slowest stage is as fast as possible.
-    # by_number gives every stage the same number of blocks, and the first ones one more if there is a remainder: that
-    # looks fair, and puts the head on top of a full stage. The embeddings cost next to nothing. Where two cuts are
-    # equally fast, either is right.
+    # TODO 1: Cut the model so that its slowest stage is as fast as possible. by_number gives every stage the same
+    # number of blocks, and the first ones one more if there is a remainder: that looks fair, but adds the head to a
+    # stage that is already full. The embeddings cost next to nothing. Where two cuts are equally fast, either is right.
     ### BEGIN SOLUTION
     if n_stages == 1:
         return [range(blocks)]

@@ -1,21 +1,21 @@
 """Train for longer than one job: stopped at its limit, killed, or after losing a node, the run resumes where it was.
 
 Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
-Go on:          the same line again, after whatever has ended it; also with another --nproc-per-node
-Unattended:     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else on gloo new ranks may find old addresses
+Resume:         the same line again, whatever ended the run; also with a different --nproc-per-node
+Unattended:     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise, on gloo, new ranks may find old addresses
                 torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
 One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
 
 The folder --out is the run: the script resumes from the newest checkpoint in it, and starts from scratch if there is
-none. Whatever happens in between, the losses equal those in a run that was never stopped. No checkpoint is deleted:
+none. Whatever happens in between, the losses are those of a run that was never stopped. No checkpoint is deleted:
 remove old folders step-… yourself, and unfinished-… when no run writes there.
 
 It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that script's
 solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
-Fill the TODOs in the order of their numbers, not always the order of the lines; `./workbook check resilient_training`
-says how far you are.
+Fill the TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check
+resilient_training` says how far you are.
 
 In five lines:
 - Write a checkpoint under a temporary name, and rename it when all ranks have written: it is complete or absent.
@@ -100,11 +100,10 @@ def set_random_state(state: Tensor) -> None:
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> dict[str, Any]:
     """Everything that a checkpoint holds, by name. Every rank contributes its part."""
     weights, state = get_state_dict(model, optimizer)
-    # TODO 4: Save everything that the run needs to resume as if it had not stopped.
-    # `position` has the steps done, the mean loss of this epoch so far, the lowest validation loss, and what must
-    # match to resume. And dropout draws from random_state(), which differs from rank to rank. Note how dcp.save tells
-    # values apart: for a sharded tensor each rank writes its shards; any other value with one name on several ranks
-    # is written once, by one of them.
+    # TODO 4: Save everything that the run needs to resume as if it had not stopped. `position` has the steps done, the
+    # mean loss of this epoch so far, the lowest validation loss, and what must match to resume. Dropout draws from
+    # random_state(), which differs from rank to rank. dcp.save treats values differently: for a sharded tensor each
+    # rank writes its shards; any other value with one name on several ranks is written once, by one of them.
     ### BEGIN SOLUTION
     own = f"random-{dist.get_rank()}"
     return {"model": weights, "optimizer": state, "position": position, own: random_state()}
@@ -152,11 +151,11 @@ def saved_batch_size(folder: Path) -> int | None:
 
 def save_whole(state: dict[str, Any], out: Path, step: int) -> None:
     """Write the checkpoint out/step-STEP. All ranks call it."""
-    # TODO 1: At whatever moment all processes are killed, every folder step-… must be a complete checkpoint.
-    # And the earlier checkpoints stay. dcp.save makes the folder; each rank writes its file, and when all have, rank
-    # 0 adds .metadata: then the call returns. Renaming a folder is atomic: it happens, or it does not. But the
-    # leftovers of a killed run must not get in the way: a folder cannot be renamed to a folder that exists and is not
-    # empty (`shutil.rmtree` removes one).
+    # TODO 1: Whenever all processes are killed, every folder step-NUMBER must be a complete checkpoint, and earlier
+    # checkpoints must still exist. dcp.save makes the folder; each rank writes its file; when all have done so, rank 0
+    # adds .metadata and the call returns. Renaming a folder is atomic: it happens, or it does not. The leftovers of a
+    # killed run must not get in the way: a folder cannot be renamed to a folder that exists and is not empty
+    # (`shutil.rmtree` removes one).
     ### BEGIN SOLUTION
     part, folder = out / f"unfinished-{step}", out / f"step-{step}"
     dcp.save(state, checkpoint_id=part)
@@ -171,11 +170,11 @@ def save_whole(state: dict[str, Any], out: Path, step: int) -> None:
 
 def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessGroup) -> Callable[[], None]:
     """Start writing the checkpoint out/step-STEP while training continues. Returns the function that completes it."""
-    # TODO 9: Copy the state now, and write it in the background.
-    # dcp.async_save takes the arguments of dcp.save; it copies the tensors to CPU memory, and returns a future while
-    # a thread writes. The future's result() waits for the end, and raises any error. The threads of all ranks
-    # communicate while the ranks themselves do: pass as process_group the `group` that nothing else uses, so that
-    # their messages stay apart. And the folder must not get its final name earlier than in TODO 1.
+    # TODO 9: Copy the state now, and write it in the background. dcp.async_save takes the arguments of dcp.save; it
+    # copies the tensors to CPU memory, and returns a future while a thread writes. The future's result() waits for
+    # the end, and raises any error. The threads of all ranks communicate while the ranks themselves do: pass as
+    # process_group the `group` that nothing else uses, so that the messages do not mix. The folder must not get its
+    # final name earlier than in TODO 1, nor after an error, which finish() must raise.
     ### BEGIN SOLUTION
     part, folder = out / f"unfinished-{step}", out / f"step-{step}"
     writing = dcp.async_save(state, checkpoint_id=part, process_group=group)
@@ -196,10 +195,10 @@ def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessG
 
 def find_newest(out: Path) -> Path | None:
     """The folder of the newest complete checkpoint in a run's folder; None if there is none."""
-    # TODO 2: Find the checkpoint with the most steps.
-    # By name, step-90 comes after step-100. By time, one that was copied comes last. And some folders only look like
-    # a checkpoint: a script without TODO 1 was killed while it wrote, or a copy was. A complete one contains
-    # .metadata, which is written last.
+    # TODO 2: Find the checkpoint with the most steps. Sorted by name, step-90 comes after step-100. Sorted by time, a
+    # copied checkpoint comes last. A checkpoint's name is step- and a number, and nothing else: step-50.part is none.
+    # And a folder may be incomplete, if a script without TODO 1, or a copy, was killed while it wrote it. A complete one
+    # contains .metadata, which is written last.
     ### BEGIN SOLUTION
     whole_ones = [folder for folder in out.glob("step-*") if (folder / ".metadata").is_file()]
     numbers = [folder.name.removeprefix("step-") for folder in whole_ones]
@@ -215,10 +214,10 @@ def find_newest(out: Path) -> Path | None:
 
 def choose_start(out: Path) -> Path | None:
     """The checkpoint that the run resumes from; None: it starts from scratch. The same on all ranks."""
-    # TODO 5: Resume without being told from where: at night, no operator is there.
-    # torchrun --max-restarts restarts all processes when one was lost, and a scheduler restarts the job, both with
-    # the same command. All ranks must start from the same checkpoint, but on a network file system one may see a new
-    # folder later than another. from_rank0(text) returns rank 0's text on every rank.
+    # TODO 5: Resume without being told from which checkpoint: at night there is no operator. torchrun
+    # --max-restarts restarts all processes when one is lost, and a scheduler restarts the job, both with the same
+    # command. All ranks must start from the same checkpoint, but on a network file system, some see a new folder
+    # later than others. from_rank0(text) returns rank 0's text on every rank.
     ### BEGIN SOLUTION
     name = from_rank0(str(find_newest(out) or ""))
     return Path(name) if name else None
@@ -241,7 +240,7 @@ def find_epoch(step: int, an_epoch: int) -> tuple[int, int]:
 
 
 def share_batch(args: argparse.Namespace, saved: int | None, world_size: int) -> None:
-    """Set args.batch_size, the global batch. `saved` is the run's so far, None at its start."""
+    """Set args.batch_size, the global batch. `saved` is the run's batch size so far, None at its start."""
     # TODO 8: Keep the global batch, however many ranks the run resumes with.
     # --batch-size-per-rank 6 makes 24 on four ranks, and would make 18 on the three that are left: a different
     # optimizer step, with different samples. set_batch_size multiplies args.batch_size_per_rank, unless that is None,
@@ -261,9 +260,9 @@ def share_batch(args: argparse.Namespace, saved: int | None, world_size: int) ->
 def listen() -> list[int]:
     """The signals that have asked this process to stop: a list that grows as they arrive."""
     came: list[int] = []
-    # TODO 6: Record SIGUSR1 and SIGTERM, and continue.
+    # TODO 6: Record the numbers of SIGUSR1 and SIGTERM, and continue. Ctrl-C still ends the run.
     # Without a handler each of them ends the process. A handler may run between any two lines of the program, even in
-    # the middle of a step, and at different places on different ranks: it is no place to save. signal.signal(number,
+    # the middle of a step, and at different places on different ranks, so it must not save. signal.signal(number,
     # handler) installs handler(number, frame).
     ### BEGIN SOLUTION
     for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -307,7 +306,8 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     train_sampler, validation_sampler, test_sampler = samplers
     common = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
     common["pin_memory"] = torch.cuda.is_available()
-    # A loader draws a number whenever it starts: not from dropout's generator, which must not depend on stops.
+    # A loader draws a number whenever it starts. It must not come from dropout's generator, which must not depend on
+    # stops.
     common["generator"] = torch.Generator()
     train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
     validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
@@ -332,7 +332,7 @@ def build_model(vocab_size: int, device: torch.device, args: argparse.Namespace)
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, args: argparse.Namespace) -> float:
-    """Mean loss over tokens. The mean of the batches' means would weigh a short last batch too much."""
+    """Mean loss over tokens. The mean of the batches' means would give a short last batch too much weight."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
@@ -370,7 +370,7 @@ def train_epoch(
     epoch_count += done * args.batch_size * args.seq_len / dist.get_world_size()
     epoch_total += position["loss"] * epoch_count
     step, last_step, last_time, stopped = position["step"], position["step"], time.perf_counter(), False
-    finish: Callable[[], None] = list  # completes the checkpoint that is being written; there is none
+    finish: Callable[[], None] = list  # completes the checkpoint that is being written; none is, so far
     for x, y in loader:
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         loss = model(x, y)

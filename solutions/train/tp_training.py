@@ -1,24 +1,24 @@
 r"""Train a model whose layers are divided among ranks: tensor parallel (TP), with fully sharded data parallel.
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
-The stream cut as well:             torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
+The stream cut, too:             torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
 Stop and resume:                    torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
 More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
                                     qsub sbatch/tp_training.pbs                   (Polaris)
 
-It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what it has
-taught is in utils/after_fsdp_training.py now), and runs at every stage. Fill the TODOs in the order of their numbers,
+It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what that lesson
+taught is now in utils/after_fsdp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers,
 which is not always the order of the lines; `./workbook check tp_training` says how far you are.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block: B sequences of T tokens, D numbers each. A
 *mesh* is a grid of ranks with named axes. A *DTensor* is a tensor that knows how it is cut over a mesh. A tensor on the
 *meta device* has a shape and takes no memory.
 
-A model that does not fit (after the ALCF's hands-on). Four ranks, one batch of four sequences, and less memory than it
-needs. When all six TODOs are right, run this as it is, then with --tp 2 and with --tp 4, each with its own --out, and
-fill the table from the reports (a run that stops names the limit and what it held):
+A model that does not fit (after the ALCF's hands-on). Four ranks train on one batch of four sequences, with less memory
+than that needs. When all six TODOs are right, run this as it is, then with --tp 2 and with --tp 4, each with its own
+--out, and fill the table from the reports (a run that stops names the limit and what it held):
 
     ./workbook run tp_training --nproc 4 -- --data random --max-steps 20 --batch-size 4 --dim 512 --device-memory 57MB
 
@@ -28,8 +28,8 @@ fill the table from the reports (a run that stops names the limit and what it he
     1 x 4   4
 
 --tp 1 needs more than the limit, --tp 2 less. (The whole copy that rank 0 saves at the end is not counted.) With --tp 1
-each rank has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: for the forward
-pass a block is gathered whole. Which of these numbers does --tp make smaller, which not? What is --sequence-parallel
+each rank has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: the forward
+pass gathers a whole block. Which of these numbers does --tp make smaller, and which not? What is --sequence-parallel
 worth here, and with --seq-len 512?
 
 Papers: Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198; DTensor and FSDP together, arXiv:2410.06511.
@@ -228,13 +228,13 @@ def block_plan(layout: Placement) -> Plan:
 
 def ends_plan(layout: Placement) -> Plan:
     """How the words are split: in the token embedding, whose sum leaves with `layout`, and in the head."""
-    # TODO 4: Give each rank the rows of some words, in both tables.
-    # A rank looks up the words that it has and uses zeros for the others; the ranks' results are summed. The head's
-    # input has `layout`, and its output is whole logits, for code that calls model(x).
-    # (In practice both tables are padded with rows that no token uses: Megatron-LM takes a multiple of 128 × tp, so
-    # GPT-2's 50,257 words become 50,432 for two ranks. Parts are then equal, products fast, and FSDP can cut the parts
-    # once more. Here nothing is padded, so the loss is the serial run's; `check_chunks` in main stops before the first
-    # step if PyTorch could not save parts of uneven parts.)
+    # TODO 4: Give each rank the rows of some words, in both tables. A rank looks up the words that it has and uses
+    # zeros for the others; the ranks' results are summed. The head's input has `layout`, and its output is whole
+    # logits, for code that calls model(x). (In practice both tables are padded with rows that no token uses:
+    # Megatron-LM takes a multiple of 128 × tp, so GPT-2's 50,257 words become 50,432 for two ranks. Then all parts are
+    # equal, products are fast, and FSDP can cut each part again. Here nothing is padded, so the loss is the serial
+    # run's; `check_chunks` in main stops before the first step if the parts are so uneven that PyTorch could not save
+    # them.)
     ### BEGIN SOLUTION
     return {
         "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),
@@ -248,14 +248,13 @@ def ends_plan(layout: Placement) -> Plan:
 def share_loss(model: nn.Module) -> None:
     """Let the model, called with targets, compute its loss where the head's words are split."""
 
-    # TODO 4, again: the loss. In training no rank may ever have whole logits.
-    # The forward pass calls model.head_loss(h, weight, y, ignore) with the head's weight, which is now a DTensor; so
-    # model(x, y) crashes: “got mixed torch.Tensor and DTensor”. In the forward pass FSDP has gathered the weight, so
-    # it is on the tensor axis alone. Replace head_loss with your own function around vocab_parallel_head_loss(h,
-    # rows, y, ignore, group, V), which needs this rank's rows, the group and the number of words. h may be a DTensor
-    # cut along T: then make it whole first. (torch's own loss_parallel() takes logits as a DTensor, so it holds all
-    # of a rank's logits at once; and if no target of a batch counts it gives nan, as 04_tensor_parallel shows.
-    # in_step makes such batches.)
+    # TODO 4, again: the loss. In training no rank may ever have whole logits. The forward pass calls model.head_loss(h,
+    # weight, y, ignore) with the head's weight, which is now a DTensor; so model(x, y) crashes: “got mixed torch.Tensor
+    # and DTensor”. In the forward pass FSDP has gathered the weight, so it is on the tensor axis alone. Replace
+    # head_loss with your own function around vocab_parallel_head_loss(h, rows, y, ignore, group, V), which needs this
+    # rank's rows, the group and the number of words. If h is a DTensor cut along T, make it whole first. (torch's own
+    # loss_parallel() takes logits as a DTensor, so it holds all of a rank's logits at once; and gives nan if no target
+    # of a batch counts, as 04_tensor_parallel shows. in_step makes such batches.)
     ### BEGIN SOLUTION
     def loss(h: Tensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
         h_BTD = h.full_tensor() if isinstance(h, DTensor) else h
@@ -271,8 +270,8 @@ def share_loss(model: nn.Module) -> None:
 def position_plan(layout: Placement) -> Plan:
     """How the position embedding is split. It is added to the stream, which has `layout`."""
     # TODO 5: Give each rank the positions of its part of the stream, if that is cut along T.
-    # The embedding returns (T, D): it has no B, so its T is dimension 0. Cut its table, too, by rows or by columns: a
-    # whole copy would learn this rank's positions only.
+    # The embedding returns (T, D): it has no B, so its T is dimension 0. Cut its table, too, by
+    # rows or by columns: a whole copy on each rank would learn only that rank's positions.
     ### BEGIN SOLUTION
     if layout == Shard(1):
         return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}
@@ -297,7 +296,7 @@ def stream_layout(args: argparse.Namespace) -> Placement:
 def norms_plan(layout: Placement) -> Plan:
     """The plan of the norms on a stream with `layout`: two in each block, "blocks.*.NAME", and the model's last one."""
     # TODO 6, again: the norms. Each rank has their whole weights and sees a part of the tokens, so the ranks' gradients
-    # must be summed. Without that the copies drift apart, and no error says so; and the last norm would give the head
+    # must be summed. Otherwise the copies drift apart without any error, and the last norm would give the head
     # only this rank's T/tp tokens, as a plain tensor.
     ### BEGIN SOLUTION
     if layout == Shard(1):
@@ -313,7 +312,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     """Shard what each rank has of its layers over the data axis, and with it gradients and the optimizer's state."""
     # Ranks of one column have the same part of each layer and read different samples: they shard that part, and average
     # its gradients. Ranks of a row have different parts: there is nothing to shard. A single row is wrapped, too, since
-    # the model's dtype comes with it.
+    # the wrapper also sets the model's dtype.
     options = {"mesh": mesh["data"], "mp_policy": precision(args)}
     for block in model.blocks:
         fully_shard(block, **options)

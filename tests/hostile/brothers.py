@@ -223,6 +223,11 @@ def source(made: dict, text: str) -> None:
     )
 
 
+def in_source(*texts: str):
+    """Cells in front of the student's, the last one first."""
+    return changed(lambda made: [source(made, text) for text in texts], TREE)
+
+
 def evidence(text: str):
     return broadcast(C + FORGE_AT_ONCE + f"put({text})", "")
 
@@ -420,24 +425,20 @@ BROTHERS = [
     ),
     # The notebook
     Attack(
-        "a zero byte",
-        "in the source",
-        "whatever a parser raises is the submission's",
-        changed(lambda made: source(made, "x = '\0'"), TREE),
-        marks=1,
+        "a zero byte", "in the source", "whatever a parser raises is the submission's", in_source("x = '\0'"), marks=1
     ),
     Attack(
         "half a letter",
         "a surrogate in the source",
         "whatever a parser raises is the submission's",
-        changed(lambda made: source(made, "x = '\ud800'"), TREE),
+        in_source("x = '\ud800'"),
         marks=1,
     ),
     Attack(
         "line ends that are none",
         "form feeds and U+2028 in the source",
         "lines are Python's",
-        changed(lambda made: source(made, "x = '\x0c\u2028\x85\x1c'"), TREE),
+        in_source("x = '\x0c\u2028\x85\x1c'"),
         marks=1,
     ),
     Attack(
@@ -451,7 +452,7 @@ BROTHERS = [
         "commands for the shell",
         "by ! and %%bash, in cells of their own",
         "there is no IPython",
-        changed(lambda made: [source(made, "!touch /tmp/CANARY"), source(made, "%%bash\ntouch /tmp/CANARY")], TREE),
+        in_source("!touch /tmp/CANARY", "%%bash\ntouch /tmp/CANARY"),
         marks=1,
     ),
     Attack(

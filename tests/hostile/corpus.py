@@ -1,4 +1,4 @@
-"""Submissions that want marks they do not deserve, or harm: to the machine, to classmates, to whoever grades.
+"""Submissions that want marks they do not deserve, or harm: to the machine, to classmates, to the instructor.
 
 Nearly all hand in the notebook of 01_collectives with nothing done but TODO 3, the broadcast by a tree. Its cell
 holds the attack, and then often the right answer: who only tried something keeps the mark that the work deserves.

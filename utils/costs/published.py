@@ -138,12 +138,12 @@ class Family:
         last = len(self.ratios) - 1
         return self.ratios[round(0.1 * last)], self.ratios[round(0.9 * last)]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         low, high = self.ratios[0], self.ratios[-1]
-        verdict = "" if self.had else "; more than this planner should be off"
+        beyond = "" if self.had else "; more than this planner should be off"
         return (
             f"{self.name}: {low:.2f} to {high:.2f} of the published time in {len(self.ratios)} runs it was not fitted"
-            f" to, {self.near:.0%} within {NEAR:.0%}{verdict}"
+            f" to, {self.near:.0%} within {NEAR:.0%}{beyond}"
         )
 
 

@@ -42,7 +42,7 @@ def newest_runs(folder: Path) -> list[Run]:
     if not found or found[-1].parent == folder:
         return [read(folder)]
     runs = [read(path.parent) for path in found if path.parent != folder]
-    # Runs that were started otherwise, some other day, are no comparison.
+    # Runs that were started differently, on another day, cannot be compared.
     return sorted(
         (run for run in runs if run.ranks and arguments(run) == arguments(runs[-1])), key=lambda run: len(run.ranks)
     )
@@ -98,7 +98,7 @@ def write_run(run: Run) -> Path:
 
 
 def unmeasured(run: Run) -> str:
-    """What the page cannot tell of this run, and why."""
+    """What the page cannot show about this run, and why."""
     if not run.ranks:
         return (
             "This run was not recorded, so only its loss is known. ./workbook run records; otherwise, give the"
@@ -109,8 +109,8 @@ def unmeasured(run: Run) -> str:
 
         steps = WARM + TIMED + PROFILED
         return (
-            f"This run was too short to measure communication, which takes the first {steps} steps. The parts of a step"
-            " contain it."
+            f"Communication is measured in the first {steps} steps, and this run was shorter. Each part of a step"
+            " includes its communication."
         )
     return ""
 

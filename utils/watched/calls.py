@@ -3,6 +3,7 @@ alike.
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,20 @@ def intercept(reporting: Callable[[Any, str, Any], Callable]) -> list[torch.libr
                 library.impl(full_name, reporting(operation, name, below), key.name, with_keyset=True)
         libraries.append(library)
     return libraries
+
+
+def aside() -> bool:
+    """Whether this is a thread that Python's threading has started: the main one need not wait for what happens here.
+
+    Autograd has threads of its own, one for each GPU, where hooks of DDP and FSDP call collectives; for these the main
+    one waits.
+    """
+    if threading.get_ident() == threading.main_thread().ident:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name == "_bootstrap"
 
 
 def members_of(group: dist.ProcessGroup) -> dict[int, int]:

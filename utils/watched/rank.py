@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from utils.distributed import Launch
-from utils.watched.calls import described, intercept, members_of
+from utils.watched.calls import aside, described, intercept, members_of
 from utils.watched.record import Record
 
 PERIOD = 1.0  # seconds from one note of the running lines to the next
@@ -55,7 +55,6 @@ class Rank:
         self.names: dict[str, str] = {}  # of files of the course, as they are spoken of
         self.calls = 0
         self.counts: dict[str, int] = defaultdict(int)
-        self.groups: dict[str, list[int]] = {}
         # A work is known again as long as it is held: until its wait, and no more than MOST of them.
         self.in_flight: dict[dist.Work, int] = {}
         self.lock = threading.Lock()
@@ -101,28 +100,28 @@ class Rank:
     def called(self, name: str, given: dict) -> int:
         """A collective or message is about to begin; its number on this rank."""
         group = dist.ProcessGroup.unbox(given["process_group"])
-        if group.group_name not in self.groups:
+        if group not in kept:
             self.meet(group)
-        event = described(name, given, members_of(group))
-        event["name"] = stream = group.group_name
+        own = stream = group.group_name
+        event = described(name, given, kept[group])
         if "peer" in event:
-            stream = f"{group.group_name} {event['op']} {event['peer']} {event['tag']}"
+            stream = f"{own} {event['op']} {event['peer']} {event['tag']}"
         where, *callers = self.lines(sys._getframe(1)) or [None]
-        aside = threading.get_ident() != self.main and not in_backward(sys._getframe(1))
+        beside = aside()
         with self.lock:
             event["index"], number = self.counts[stream], self.calls
             self.counts[stream] += 1
             self.calls += 1
-            self.record.call(number, event | {"where": where, "callers": callers, "stream": stream, "aside": aside})
-            if not aside:
+            event.update(name=own, where=where, callers=callers, stream=stream, aside=beside)
+            self.record.call(number, event)
+            if not beside:
                 self.record.state(self.calls, False)
         return number
 
     def meet(self, group: dist.ProcessGroup) -> None:
         """A group makes its first call."""
-        kept.add(group)
-        self.groups[group.group_name] = sorted(members_of(group))
-        self.record.put("groups", self.groups)
+        kept[group] = members_of(group)
+        self.record.put("groups", {each.group_name: sorted(members) for each, members in kept.items()})
 
     def watch_waits(self) -> None:
         plain = c10d.Work.wait
@@ -135,7 +134,7 @@ class Rank:
         c10d.Work.wait = wait
 
     def waited(self, number: int, wait: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != self.main:
+        if aside():
             return wait(*args, **kwargs)
         self.record.state(self.calls, True, number)
         try:
@@ -156,7 +155,7 @@ class Rank:
             frame = frame.f_back
         script = self.names.get(self.script) or self.script
         own = [line for line in found if line[0] == script] or found
-        # The line, and the one that has called it; that a script calls main is no news.
+        # The line, and the one that has called it; that a script calls main goes without saying.
         return [line for line in own if line[2] != "<module>"][:2]
 
     def spoken(self, file: str) -> str:
@@ -202,13 +201,7 @@ class Rank:
             self.record.map.flush()
 
 
-def in_backward(frame: FrameType | None) -> bool:
-    """Whether autograd has made this call: on a GPU it has a separate thread for that, for which main waits."""
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name != "_bootstrap"
-
-
-# Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread that drops the
-# last reference to a tensor which Python has seen needs the GIL: deadlock.
-kept: set[dist.ProcessGroup] = set()
+# Groups, with their ranks: of all -> in the group. They live as long as the process: gloo's destructor joins its
+# threads with the GIL held, and a thread that drops the last reference to a tensor which Python has seen needs the GIL:
+# deadlock.
+kept: dict[dist.ProcessGroup, dict[int, int]] = {}

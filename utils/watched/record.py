@@ -30,6 +30,7 @@ STATE_FORMAT = struct.Struct("<qqq")
 SIZES = {"who": 512, "state": 64, "beat": 8192, "groups": 16384, "gone": 2048}
 CALL = 1024  # bytes
 AT = {name: sum(list(SIZES.values())[:number]) for number, name in enumerate(SIZES)}
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # json.dumps makes one each time
 CALLS_AT = sum(SIZES.values())
 SIZE = CALLS_AT + LAST * CALL
 
@@ -62,7 +63,7 @@ class Record:
         STATE_FORMAT.pack_into(self.map, AT["state"], calls, waiting, of)
 
     def write(self, at: int, size: int, value: Any) -> bool:
-        text = json.dumps(value, separators=(",", ":")).encode()
+        text = encoded(value).encode()
         if len(text) > size:
             return False
         self.map[at : at + size] = text.ljust(size)

@@ -41,7 +41,7 @@ CAUSES = (
 
 
 class Line(NamedTuple):
-    """A verdict, as far as the board is told of it."""
+    """As much of a verdict as the board receives."""
 
     lesson: str
     todo: int

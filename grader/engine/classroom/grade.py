@@ -6,7 +6,7 @@
     OUT/taken/STUDENT/         the files that were graded
 
 A worker process grades one submission after the other and writes its record, whole or not at all. However a worker is
-killed, what has a record is graded and what has none is not: started again, it goes on with the rest.
+killed, submissions with a record are graded and those without are not: started again, it grades the rest.
 
 The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`), and
 the judge takes only evidence from there: JSON and safetensors, rank by rank, and what the kernel itself counts.

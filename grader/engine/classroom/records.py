@@ -159,7 +159,7 @@ def load(out: Path) -> Class:
         out,
         list(known["course"]),
         known["seed"],
-        sandbox.named(how["guards"]),
+        sandbox.guards_of(how["guards"]),
         how["minutes"],
         (out / "course").resolve(),
         known.get("backend", "gloo"),

@@ -33,7 +33,7 @@ MEMORY = 3 << 30  # bytes of a worker's own; torch and a large class's serial ru
 def grade_one(
     outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> dict:
-    """The record of one submission; `heard` is told of each verdict. Raises only for the machine's own failures.
+    """The record of one submission; `heard` receives each verdict. Raises only for the machine's own failures.
 
     `refuse`: why it is not even looked at; "" if it is.
     """

@@ -26,14 +26,14 @@ def start() -> None:
     if story := backends.choose("auto").story():
         say(f"  [dim]{'checks':10}[/]{escape(story)}")
     say("\nTraining a small language model on one device, without the network.")
-    say("[dim]Half a minute on two free cores, longer where others work too; Ctrl-C ends it.[/]")
+    say("[dim]About half a minute on two idle cores, longer on a busy machine; Ctrl-C stops it.[/]")
     out, began = lessons.COURSE / "runs" / "start", time.time()
     # One pass over the built-in text: 75 steps, half a minute on two cores.
     short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
     if (code := run_once(lessons.student_path(lessons.BASELINE), 1, short, out)) == 130:
         raise typer.Exit(code)
     if code > 128:
-        fail("the training was stopped from outside; ./workbook start begins again", code)
+        fail("the training was stopped by a signal; run ./workbook start again", code)
     if code:
         fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
     say_report(out, began)

@@ -40,7 +40,7 @@ def test(
         ),
     ] = 0,
 ) -> None:
-    """Test the workbook: its own tests, then the checks on the reference solutions; or only the files in ARGS."""
+    """Test the workbook and the reference solutions; or only the files in ARGS."""
     import subprocess
 
     from grader.engine.judge import premises as rehearsals
@@ -52,26 +52,13 @@ def test(
         chosen = [*(seed or []), *(trials.drawn() for _ in range(premises or seeds))]
         told = (stems, chosen, lambda line: say(escape(line)))
         raise typer.Exit(not (rehearsals.trial(*told) if premises else trials.trial(*told, others=True)))
+    if not (lessons.COURSE / "tests").is_dir():
+        fail("a student's copy of the course has no tests; ./workbook check checks your files")
     workers = str(min(os.cpu_count() or 1, 4))  # a test mostly waits: for ranks to start, for a kernel
     named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
     own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
-    suites = [own] if (lessons.COURSE / "tests").is_dir() else []
-    if lessons.has_solutions() and not named:
-        suites.append(["grader", "--target", "solutions"])
-    if not suites:
-        fail("a student's copy of the course has no tests; ./workbook check checks your files")
-    codes = [
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *suite, *(args or [])], cwd=lessons.COURSE, check=False
-        ).returncode
-        for suite in suites
-    ]
-    nothing_selected = 5
-    if everything and lessons.has_solutions():  # new ones each time, as a class may draw them
-        chosen = [trials.drawn() for _ in range(2)]
-        codes.append(int(not trials.trial(exercises(), chosen, lambda line: say(escape(line)), others=False)))
-    failed = [code for code in codes if code not in (0, nothing_selected)]
-    raise typer.Exit(failed[0] if failed else min(codes))
+    done = subprocess.run([sys.executable, "-m", "pytest", *own, *(args or [])], cwd=lessons.COURSE, check=False)
+    raise typer.Exit(done.returncode)
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -191,7 +191,7 @@ def settings_of(check: str) -> dict[str, int | str]:
     for part in filter(None, (part.strip() for part in check.split(","))):
         name, sign, value = part.partition("=")
         if not sign:
-            fail(f"--check {check}: {part} is no setting such as tp=8")
+            fail(f"--check {check}: {part} is not a setting such as tp=8")
         if name in found:
             fail(f"--check {check}: {name} twice")
         if name in WORDS:

@@ -166,7 +166,7 @@ def tell_of_errors(training: Training, choice: "Choice") -> None:
     else:
         say("[dim]Predicted / published time, for runs on such devices:[/]")
     for family in families:
-        say(f"[dim]  {family.told()}[/]")
+        say(f"[dim]  {family.summary()}[/]")
 
 
 def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:

@@ -133,10 +133,11 @@ def watch(
 ) -> None:
     """Check a lesson each time you save it, and show the next failure."""
     only = track_named(track)
+    here = [stem for stem in exercises() if only is None or stem in dict(only)]
     todo = next_todo(only)
-    lesson = exercise_named(lesson) if lesson else todo[0] if todo else (only or [(exercises()[-1], 0)])[-1][0]
-    if only and lesson not in dict(only):
-        fail(f"{lesson} has no TODO of the track {track}; it has {', '.join(dict(only))}")
+    lesson = exercise_named(lesson) if lesson else todo[0] if todo else here[-1]
+    if lesson not in here:
+        fail(f"{lesson} is not on the track {track}, which has {', '.join(here)}")
 
     from grader.engine.ranks.engine import Engine
 

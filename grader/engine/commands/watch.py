@@ -159,16 +159,15 @@ class Watch:
         if verdicts is None:
             return False
         remember(verdicts)
-        verdicts = [v for v in verdicts if self.only is None or (v.lesson, v.todo) in self.only]
-        open_ones = [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
-        if unread := [v for v in verdicts if v.cause == "no_python"]:
-            open_ones = unread
-        else:
+        unread = [v for v in verdicts if v.cause == "no_python"]  # whatever the track: it belongs to no TODO
+        verdicts = [v for v in verdicts if self.on_track(v.lesson, v.todo)]
+        open_ones = unread or [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
+        if not unread:
             self.first = open_ones[0].todo if open_ones else None
         self.clear()
         bar = Table.grid(padding=(0, 1))
         passed = sum(v.passed for v in verdicts)
-        if any(v.cause == "no_python" for v in verdicts):  # what was right before is still right
+        if unread:  # what was right before is still right
             known = Progress().read()
             passed = sum(known.get((v.lesson, v.todo), Entry()).state == "pass" for v in verdicts)
         bar.add_row(
@@ -179,8 +178,8 @@ class Watch:
         )
         console.print(bar)
         if not open_ones:
-            all_of = f"All of {self.lesson}" if self.only is None else f"All that your track has of {self.lesson}"
-            say(f"[green]{all_of} is right.[/] " + after(self.lesson))
+            which = "All TODOs of your track in" if self.only is not None else "All TODOs of"
+            say(f"[green]{which} {self.lesson} are right.[/] " + after(self.lesson))
         elif self.live or open_ones[0] not in early:  # without a screen to clear it has been printed already
             say_verdict(open_ones[0])
         if self.live and sys.stdin.isatty():
@@ -189,13 +188,17 @@ class Watch:
 
     def next_lesson(self) -> bool:
         """Go on to the lesson after this one; False if it is the last."""
-        stems = [stem for stem in checked_lessons() if self.only is None or stem in dict(self.only)]
+        stems = [stem for stem in checked_lessons() if self.on_track(stem)]
         later = stems[stems.index(self.lesson) + 1 :]
         if not later:
             say(f"\n{self.lesson} is the last lesson" + (" of your track" if self.only else ""))
             return False
         self.lesson, self.first = later[0], None
         return True
+
+    def on_track(self, lesson: str, number: int | None = None) -> bool:
+        """Whether a TODO, or any of a lesson, is on the student's track."""
+        return self.only is None or any(stem == lesson and number in (None, todo) for stem, todo in self.only)
 
     def clear(self) -> None:
         if self.live:

@@ -31,7 +31,7 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      the first word of a rank that is to have a GPU: whether it has
 
 A message (send, recv) has its own number on its rank, "id", and a collective has one, "work". All events have the time
-"t", in seconds, and "aside" if they come from another thread than the main one.
+"t", in seconds, and "aside" if they come from a thread for which the main one need not wait.
 """
 
 import faulthandler
@@ -56,7 +56,7 @@ from grader.engine.inside import on_gpu
 from grader.engine.inside.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
 from grader.engine.inside.pretended import pretend_gpus
 from utils.distributed import cleanup
-from utils.watched.calls import described, intercept, members_of, tensors_sent
+from utils.watched.calls import aside, described, intercept, members_of, tensors_sent
 
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
@@ -105,7 +105,7 @@ class Line:
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
             return
-        if threading.current_thread() is not threading.main_thread():
+        if aside():
             event["aside"] = True
         event["t"] = time.monotonic()  # one clock for all processes of a machine
         with self.lock:
@@ -369,7 +369,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
     event = described(name, given, members) | dict(
         name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()
     )
-    if not all(map(is_contiguous, tensors_in(given.values()))):
+    if any(t.layout == torch.strided and not t.is_contiguous() for t in tensors_in(given.values())):
         event["gaps"] = True  # NCCL refuses such a tensor
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
@@ -381,18 +381,6 @@ def announce(line: Line, name: str, given: dict) -> dict:
         line.collectives += 1
     line.say(e="op", **event)
     return event
-
-
-def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers lie one after the other in memory, in their order."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return True
-    right = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
-        if size > 1 and stride != right:
-            return False
-        right *= size
-    return True
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -11,7 +11,7 @@ from utils.memory import Peak
 
 
 def multiplications(name: str, args: tuple) -> int:
-    """Of one operation, by the dispatcher's name for it; 0 if it is no matrix product."""
+    """Of one operation, by the dispatcher's name for it; 0 if it is not a matrix product."""
     if name.startswith("_scaled_dot_product"):
         # Fused: queries with keys, weights with values. The backward pass, whose first argument is a gradient, has
         # five.
@@ -24,7 +24,7 @@ def multiplications(name: str, args: tuple) -> int:
 
 
 class watch_products(Peak):
-    """While it is entered: tells of each matrix product, and knows the `most` bytes that were alive at a time.
+    """While it is entered, it reports each matrix product, and records the `most` bytes that were alive at a time.
 
     Args:
         tensors: what was there before.

@@ -213,6 +213,8 @@ def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__file__ = job["file"]
     sys.modules[name] = module
+    if job["notebook"]:  # what the set-up cell imports: it is locked, and not run here
+        module.__dict__.update(sys=sys, Path=Path)
     for unit in job["units"]:
         lines = unit["text"].splitlines(keepends=True)
         linecache.cache[unit["name"]] = (len(unit["text"]), None, lines, unit["name"])

@@ -22,7 +22,7 @@ running = threading.local()  # whether a function of the student's is
 
 def listen(student: types.ModuleType, say: Callable[..., None]) -> None:
     """Have the functions of the student's module, and the methods of its classes, tell what they return against their
-    signature, whoever calls them; and what they do to their arguments, where the check calls them.
+    signature, whatever calls them; and what they do to their arguments, where the check calls them.
     """
     classes = [value for value in vars(student).values() if isinstance(value, type)]
     for owner in (student, *(kind for kind in classes if kind.__module__ == student.__name__)):

@@ -20,12 +20,15 @@ SHORT = {
 
 
 def header(text: str) -> dict[str, str]:
-    """The directives of a batch file: long names -> values; PBS's resources by their own names."""
+    """The directives of a batch file: long names -> values; PBS's resources by their own names. Each scheduler reads
+    its own directives only; a file with one of PBS's is PBS's.
+    """
     found: dict[str, str] = {}
+    pbs = re.search(r"^#PBS ", text, re.MULTILINE)
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             break  # Slurm reads no further
-        if line.startswith("#SBATCH"):
+        if line.startswith("#SBATCH") and not pbs:
             words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             for word, after in zip(words, [*words[1:], ""]):
                 if word.startswith("--"):
@@ -62,17 +65,25 @@ def slip(text: str) -> str:
             return f"“{line}” is below the first command, where no directive is read any more"
         if not over and re.match(r"#\s+(SBATCH|PBS)\b|#(sbatch|pbs|Sbatch|SBACTH)\b", line):
             return f"“{line}” is a comment; a directive begins with #SBATCH or #PBS, without a space"
-    unknown = next((name for name in header(text) if "#SBATCH" in text and name not in KNOWN), "")
+    options = header(text)
+    if re.search(r"^#PBS ", text, re.MULTILINE):
+        if other := re.search(r"^#SBATCH.*", text, re.MULTILINE):
+            return f"“{other.group()}” is Slurm's, and PBS does not read it"
+        return "PBS refuses -l nodes=… beside -l place=…; it is select=…" if "nodes" in options else ""
+    unknown = next((name for name in options if name not in KNOWN), "")
     close = difflib.get_close_matches(unknown, KNOWN, n=1)
-    if not unknown and not header(text).get("gres", "gpu").startswith("gpu:"):
-        return f"in --gres={header(text)['gres']} nothing is called gpu" if "gres" in header(text) else ""
+    if not unknown and options.get("gres", "gpu").partition(":")[0] != "gpu":
+        return f"in --gres={options['gres']} nothing is called gpu"
     return f"Slurm has no option --{unknown}" + (f"; --{close[0]}?" if close else "") if unknown else ""
 
 
 def nodes_asked(text: str) -> int:
-    """The nodes that the header asks for; 1 where it is silent."""
+    """The nodes that the header asks for; 1 where it is silent. With select=1:…+1:… PBS grants two."""
     options = header(text)
-    number = re.match(r"\d+", options.get("select", options.get("nodes", "1")))
+    if re.search(r"^#PBS ", text, re.MULTILINE):
+        chunks = [re.match(r"\d+", chunk) for chunk in options.get("select", "1").split("+")]
+        return sum(int(chunk.group()) if chunk else 1 for chunk in chunks)
+    number = re.match(r"\d+", options.get("nodes", "1"))
     return int(number.group()) if number else 1
 
 
@@ -83,7 +94,8 @@ def gpus_asked(text: str) -> int:
         return int(options["gpus"].rpartition(":")[2]) // nodes_asked(text)
     for name in ("gres", "gpus-per-node", "gpus-per-task"):
         pattern = r"gpu(?::[^,:]+)?:(\d+)" if name == "gres" else r"(?:[^,:]+:)?(\d+)"
-        found = re.fullmatch(pattern, options.get(name, "").split(",")[0])
+        asked = options.get(name, "").split(",")[0]
+        found = re.fullmatch(pattern, "gpu:1" if asked == "gpu" else asked)
         if found:
             return int(found.group(1)) * (int(options.get("ntasks-per-node", 1)) if name == "gpus-per-task" else 1)
     return 0

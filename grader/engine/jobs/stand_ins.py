@@ -26,9 +26,11 @@ NODES = ("jrc0101", "jrc0102")
 # same digit, for a port by the last digit of its number is one that one job in ten has. The first leaves next to
 # nothing when it is divided by 10,000 or 65,536, and its last digits, 0769, are no octal number; the second leaves as
 # much as it can be when it is divided by any round number up to 60,000: so a port that may be too low or too high is
-# so here.
+# so here. AGAIN is a second job of two nodes, for a port that depends on how many there are.
 JOBS = {1: 12320769, 2: 12599999}
-ARGS = ["--epochs", "3"]  # that the user gives to the script; one with blanks could not pass through PBS
+AGAIN = 12410119
+# That the user gives to the script. PBS's batch files take them apart at blanks: there, none has one.
+ARGS = {"sbatch": ["--epochs", "3", "--data", "my  texts"], "pbs": ["--epochs", "3"]}
 # In sh, for Python takes longer to start; what launches others is in launchers.py.
 RECORD = """#!/bin/sh
 case "$1 $2" in
@@ -44,14 +46,14 @@ STAND_INS = {
     "torchrun": RECORD,
     "python": RECORD,
     "python3": RECORD,
-    "scontrol": '#!/bin/sh\n[ "$1" = show ] && cat "$STAND_IN_ROOT/nodes"\n',
+    "scontrol": '#!/bin/sh\n[ "$1" != show ] || cat "$STAND_IN_ROOT/nodes"\n',
     "hostname": '#!/bin/sh\nsed -n "$((${STAND_IN_NODE:-0} + 1))p" "$STAND_IN_ROOT/nodes"\n',
     "nslookup": '#!/bin/sh\nprintf "Server: 10.0.0.1\\n\\nName: %s\\nAddress: %s\\n" "$1" "$(getent hosts "$1")"\n',
     "getent": (
         f"#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;;"
         " esac\n"
     ),
-} | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub")}
+} | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub", "qdel")}
 
 
 @dataclass
@@ -66,20 +68,22 @@ class Start:
 
 
 def submit(text: str, kind: str, name: str) -> dict:
-    """Run a batch file in the current folder as a job of one and a job of two nodes, four GPUs each; evidence of both.
+    """Run a batch file in the current folder as a job of one node and two jobs of two, four GPUs each; evidence of all.
 
-    `kind` is sbatch or pbs. Returns, for "1" and "2" nodes, {"code", "said", "starts": [Start as dict], "left":
-    whether it left something running}.
+    `kind` is sbatch or pbs. Returns, for "1" and "2" nodes and "again", {"code", "said", "starts": [Start as dict],
+    "left": whether it left something running}.
     """
-    jobs = {nodes: begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
-    return {str(nodes): evidence(*job) for nodes, job in jobs.items()}
+    jobs = {str(nodes): begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
+    jobs["again"] = begin(text, kind, name, 2, number=AGAIN)
+    return {which: evidence(*job) for which, job in jobs.items()}
 
 
 def begin(
-    text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None
+    text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None, number: int = 0
 ) -> tuple[subprocess.Popen, Path]:
-    """Start a batch file; `programs` are different stand-ins from those above."""
-    root = Path.cwd() / f"{nodes}-nodes"
+    """Start a batch file; `programs` are different stand-ins from those above, `number` a different job's."""
+    root = Path.cwd() / (f"{nodes}-nodes-again" if number else f"{nodes}-nodes")
+    number = number or JOBS[nodes]
     course, tools = root / "course", root / "tools"
     for folder in ("train", "sbatch", "utils"):
         (course / folder).mkdir(parents=True)
@@ -111,10 +115,10 @@ def begin(
         STAND_IN_NODES=str(nodes),
         STAND_IN_TASKS=str(tasks_a_node(text, nodes)),
     )
-    env.update(slurm(nodes) if kind == "sbatch" else pbs(nodes, root))
+    env.update(slurm(nodes, number) if kind == "sbatch" else pbs(number, root))
     env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course if nodes == 1 else course / "sbatch")
     said = (root / "said").open("w")
-    args = ARGS if kind == "sbatch" else []
+    args = ARGS[kind] if kind == "sbatch" else []
     return (
         subprocess.Popen(
             ["bash", str(file), *args],
@@ -143,7 +147,9 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
         left = False
     starts = []
     for record in sorted(root.glob("start-*")):
-        program, folder, node, count, *rest = record.read_bytes().decode(errors="replace").split("\0")
+        if "\0" not in (text := record.read_text(errors="replace")):
+            continue  # it was in the background, and ended with the job before it had written
+        program, folder, node, count, *rest = text.split("\0")
         env = dict(line.partition("=")[::2] for line in rest[int(count) :] if line)
         env = {name: value for name, value in env.items() if name.startswith(TOLD)}
         starts.append(
@@ -162,9 +168,9 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
 TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RANK", "WORLD_SIZE", "PET_", "GPUS")
 
 
-def slurm(nodes: int) -> dict[str, str]:
+def slurm(nodes: int, job: int) -> dict[str, str]:
     """What Slurm tells a batch script on the first node."""
-    names, job = NODES[0] if nodes == 1 else "jrc[0101-0102]", JOBS[nodes]
+    names = NODES[0] if nodes == 1 else "jrc[0101-0102]"
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_JOBID": str(job),
@@ -186,14 +192,14 @@ def slurm(nodes: int) -> dict[str, str]:
     }
 
 
-def pbs(nodes: int, root: Path) -> dict[str, str]:
+def pbs(job: int, root: Path) -> dict[str, str]:
     """What PBS tells a batch script on the first node."""
     return {
-        "PBS_JOBID": f"{JOBS[nodes]}.polaris-pbs-01",
+        "PBS_JOBID": f"{job}.polaris-pbs-01",
         "PBS_JOBNAME": "job",
         "PBS_NODEFILE": str(root / "nodes"),
         "PBS_O_HOST": "polaris-login-01",
-        "ARGS": " ".join(ARGS),
+        "ARGS": " ".join(ARGS["pbs"]),
     }
 
 

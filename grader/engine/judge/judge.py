@@ -101,7 +101,7 @@ class Judge:
         if self.passed and self.passed.by(need, self.texts_of(need)):
             return True
         found = self.verdict(need)
-        return found.passed or found.cause == "not_judged"  # which is no fault of what needs it
+        return found.passed or found.cause == "not_judged"  # which is not the fault of what needs it
 
     def texts_of(self, number: int) -> list[str]:
         """What a verdict depends on: the TODO, the TODOs that it needs, and the code outside TODOs."""
@@ -151,7 +151,7 @@ class Judge:
         return self._passed(number) if problem is None else self._judge(number, problem)
 
     def _second(self, number: int, second: Second) -> Wrong | Fault | None:
-        """What is wrong in the second call. If it is in a process of its own, too, then it is no matter of calls."""
+        """What is wrong in the second call. If it fails in a process of its own, too, calls are not the cause."""
         problem = second.result()
         if not isinstance(problem, (Wrong, Fault, type(None))):
             raise problem
@@ -215,28 +215,32 @@ class Judge:
         """A collective of this TODO that NCCL refuses. gloo carries it out, or mixes up the numbers: so it is told of
         what is right otherwise, and as a hint of what is not.
         """
-        for run in runs:
-            for rank, events in enumerate(run.events):
-                for event in events:
-                    if event.get("gaps") and "id" not in event and event["where"] and not event["ours"]:
-                        if self.owner(event["where"]) in (number, None):
-                            return Fault(
-                                "wrong_value",
-                                f"rank {rank} gives {event['op']} a tensor that is not contiguous, at"
-                                f" {place(event['where'])}: NCCL refuses it",
-                                rank,
-                                event["where"],
-                                expected="contiguous tensors",
-                                seen="its numbers are not one after the other in memory",
-                                callers=event["callers"],
-                                hint="A view may lie in its tensor's memory with gaps, or in another order:"
-                                " .contiguous() copies it where that is so.",
-                            )
+        loose = (
+            (rank, event)
+            for run in runs
+            for rank, events in enumerate(run.events)
+            for event in events
+            if event.get("gaps") and "id" not in event and event["where"] and not event["ours"]
+        )
+        for rank, event in loose:
+            if self.owner(event["where"]) in (number, None):
+                return Fault(
+                    "wrong_value",
+                    f"rank {rank} gives {event['op']} a tensor that is not contiguous, at {place(event['where'])}:"
+                    " NCCL refuses it",
+                    rank,
+                    event["where"],
+                    expected="contiguous tensors",
+                    seen="its numbers are not one after the other in memory",
+                    callers=event["callers"],
+                    hint="A view may have gaps in memory, or its numbers in a different order; .contiguous() then"
+                    " copies it.",
+                )
         return None
 
     def _say_broken(self, number: int) -> Verdict:
-        """The script does not compile: that is told by the TODO whose line it is. Where it is nobody's, it says nothing
-        of any TODO.
+        """The script does not compile: the TODO whose line it is reports that. If the line belongs to no TODO, none is
+        blamed.
         """
         teller = self.owner(self.broken.where, of=regions.todo_to_blame)
         if teller not in self.checks:
@@ -303,7 +307,7 @@ class Judge:
                 found += [(f"{unit.name}:{change.line}", change) for change in changes]
         return found
 
-    def named(self, words: str | None) -> str | None:
+    def in_words(self, words: str | None) -> str | None:
         """A place in a notebook in words that its reader can find: cells show no numbers."""
         return words and named_places(words, self.student.units if self.student else [])
 
@@ -319,17 +323,17 @@ class Judge:
             cause,
             about.points if status == "pass" else 0,
             about.points,
-            plain.plain_text(self.named(message), 2000),
+            plain.plain_text(self.in_words(message), 2000),
         )
         if status == "fail":
             verdict.why, verdict.hint = about.why, about.hints[0]
             if problem and problem.hint:
                 verdict.hint, verdict.hints_seen = problem.hint, 0
         if problem is not None:
-            verdict.expected, verdict.seen = self.named(text(problem.expected)), self.named(text(problem.seen))
+            verdict.expected, verdict.seen = self.in_words(text(problem.expected)), self.in_words(text(problem.seen))
             if verdict.seen is not None and verdict.seen == verdict.expected:
                 verdict.seen += ALIKE
-            verdict.rank, verdict.where = problem.rank, self.named(self.place(number, problem))
+            verdict.rank, verdict.where = problem.rank, self.in_words(self.place(number, problem))
         return verdict
 
     def attempted(self, number: int) -> bool:

@@ -52,7 +52,8 @@ def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = 
     numbers = list(lessons.titles(lesson))
     for number in chosen:
         k = numbers.index(number)
-        before = numbers[max(k - 1, 0) : k]  # those before that one were right with less done
+        # Those before that one were right with less done; where it needs them all, "alone" judges this very file.
+        before = [n for n in numbers[max(k - 1, 0) : k] if set(needed(lesson, n)) != set(numbers[:k])]
         started = time.perf_counter()
         judge = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)], seed)
         *those, own = (judge.verdict(n) for n in [*before, number])

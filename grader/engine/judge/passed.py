@@ -1,4 +1,4 @@
-"""What has passed, and by which text: whoever checks TODO 8 need not check again the seven that it needs.
+"""Which TODOs have passed, and with which text: a check of TODO 8 does not repeat those of the seven that it needs.
 
 Only where a student works: `check`, `watch`, and the cells of a notebook. What is asked for is always checked. Grading,
 pytest and the tests of the course know nothing of it.

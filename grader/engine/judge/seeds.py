@@ -2,7 +2,7 @@
 
 `check`, `watch` and CI draw with one seed; a class has a seed of its own, which decides what its checks draw. So these
 are tried: by `./workbook test --seeds N`, two new ones by `./workbook test --all`, and a class's own by `./workbook
-grade`, before it grades anybody.
+grade`, before it grades any submission.
 """
 
 import secrets

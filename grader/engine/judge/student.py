@@ -158,8 +158,10 @@ class Student:
             )
         return begun or self.batch
 
-    def submit(self, unit: lessons.Unit, nodes: int) -> list[batch.Ranks]:
-        """What each node starts when a batch file runs as a job of 1 or 2 nodes. Raises `Wrong` if it stops before."""
+    def submit(self, unit: lessons.Unit, nodes: int, again: bool = False) -> list[batch.Ranks]:
+        """What each node starts when a batch file runs as a job of 1 or 2 nodes, or as `again` a job of 2. Raises
+        `Wrong` if it stops before.
+        """
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
         key = (unit.name, unit.text, stand_ins.SITE.read_text("utf-8"))
         known = SUBMITTED.setdefault(self.engine, {})
@@ -174,7 +176,7 @@ class Student:
             if run.fault:
                 raise run.fault
             known[key] = run.evidence[0]
-        seen = known[key][str(nodes)]
+        seen = known[key]["again" if again else str(nodes)]
         job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
         if seen["code"] == 0 and seen["left"]:
@@ -288,7 +290,7 @@ CELL = re.compile(r"notebooks/\w+\.ipynb, cell \d+(?:, line (\d+))?(?: \(TODO \d
 def named_places(words: str, units: list[lessons.Unit]) -> str:
     """Places in a notebook by function and TODO, with the line quoted: JupyterLab numbers no cells."""
 
-    def named(found: re.Match) -> str:
+    def in_words(found: re.Match) -> str:
         unit = next((unit for unit in units if found[0].split(", line ")[0].split(" (TODO")[0] == unit.name), None)
         if unit is None:
             return found[0]
@@ -300,7 +302,7 @@ def named_places(words: str, units: list[lessons.Unit]) -> str:
         quoted = lines[number - 1].strip() if 0 < number <= len(lines) else next(filter(str.strip, lines), "").strip()
         return f"{place}: “{textwrap.shorten(quoted, 100, placeholder=' …')}”"
 
-    return CELL.sub(named, words)
+    return CELL.sub(in_words, words)
 
 
 def function_at(text: str, line: int) -> str:

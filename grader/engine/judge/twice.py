@@ -27,7 +27,7 @@ KEPT = (
 
 
 class Ended(BaseException):
-    """The second pass has nothing more to ask for, or nobody wants to know."""
+    """The second pass has nothing more to ask for, or its result is no longer needed."""
 
 
 class Second:

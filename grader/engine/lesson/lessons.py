@@ -272,7 +272,7 @@ def _is_foreign(code: str) -> bool:
 
 
 def _is_graded(cell: "NotebookNode") -> bool:
-    """Whether other cells may use what this one of the source makes: it is no test, and it defines something."""
+    """Whether other cells may use what this one of the source makes: it is not a test, and it defines something."""
     makes = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
     return (
         cell.cell_type == "code"

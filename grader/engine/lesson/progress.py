@@ -98,8 +98,8 @@ def exercises() -> list[str]:
 def next_todo(among: Collection[Id] | None = None) -> Id | None:
     """The TODO to go on with; None if all have passed.
 
-    It is the first open one from the lesson on in which the student got furthest: whoever starts in the middle is not
-    sent back. What was left out before comes last. `among` limits the choice to some TODOs.
+    It is the first open one from the lesson on in which the student got furthest: a student who starts in the middle is
+    not sent back. What was left out before comes last. `among` limits the choice to some TODOs.
     """
     entries = Progress().read()
     todos = [(lesson, number) for lesson in exercises() for number in titles(lesson)]

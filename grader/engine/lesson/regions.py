@@ -148,7 +148,7 @@ def solutions(source: str, todo: int) -> list[str]:
 
 
 def without_todos(source: str) -> str:
-    """The solution without its TODOs' comments: a file in which nothing is left to do, and nothing tells of it."""
+    """The solution without its TODOs' comments: a file in which nothing is left to do, without a trace of the TODOs."""
     regions, lines, out, done = parse(source), source.split("\n"), [], 0
     for region in regions:
         out += lines[done : region.first - 1 - len(region.intro)] + list(region.solution)
@@ -248,7 +248,7 @@ def todo_to_blame(source: str, edited: str, line: int) -> int | None:
     for todo, places in locate(source, edited).items():
         if attempted(source, edited, todo):
             for number in (number for place in places for number in place or [place.start - 1]):
-                changed[number] = None if number in changed else todo  # what two might have written is nobody's
+                changed[number] = None if number in changed else todo  # what two might have written belongs to neither
     return changed[max(above)] if (above := [number for number in changed if number <= line]) else None
 
 
@@ -330,7 +330,7 @@ def code_lines(code: str) -> Iterator[tuple[int, str]]:
 
 def _without_comments(lines: list[str]) -> list[str]:
     try:
-        # dedented, since a region's body is no module
+        # dedented, since a region's body is not a module
         dedented = textwrap.dedent("\n".join(line.rstrip() for line in lines))
         comments = {
             token.start[0]: len(token.string)

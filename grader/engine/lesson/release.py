@@ -295,7 +295,7 @@ class _Haystack:
     """A file's significant characters in one string, and which line each is from."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
-        # an escaped line end, in a string, is no character of the code
+        # an escaped line end, in a string, is not a character of the code
         kept = [(number, line.replace("\\n", "").translate(INSIGNIFICANT)) for number, line in lines]
         self.text = "".join(line for _, line in kept)
         self.ends = list(accumulate(len(line) for _, line in kept))

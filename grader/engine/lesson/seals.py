@@ -2,7 +2,7 @@
 
 A script starts as the one before it ends, and the library has what earlier lessons have taught. In a release such a
 lesson is in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It keeps
-an honest student from reading ahead by chance. It is no secret: `./workbook open LESSON` opens it at any time.
+an honest student from reading ahead by chance. It is not a secret: `./workbook open LESSON` opens it at any time.
 
 Sealed as well, with `release --reveal`, are the reference solutions and what is said about them, each of which opens
 with its own TODO.

@@ -154,7 +154,7 @@ class Diagnosis:
     def join(self, rank: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], rank)
         if other != rank:
-            wrong = other if rank == event["rank"] else rank  # whoever came first, one of them may be right
+            wrong = other if rank == event["rank"] else rank  # whichever came first, one of them may be right
             return Fault(
                 "mismatch",
                 f"ranks {other} and {rank} both join the process group as rank {event['rank']}",

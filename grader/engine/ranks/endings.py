@@ -113,7 +113,7 @@ class Endings:
 
 
 def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:
-    """Why a run failed: what rank `rank` told of a function that returns something else than its signature says, and
+    """Why a run failed: rank `rank` reports a function that does not return what its signature says, and
     where that rank stops.
     """
     return Fault(

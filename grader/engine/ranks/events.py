@@ -1,4 +1,4 @@
-"""What a rank may say. A line that is otherwise is no event: the judge relies on their contents, and their sender may
+"""What a rank may say. Malformed lines are rejected: the judge relies on their contents, and their sender may
 want to make it fail.
 """
 
@@ -72,7 +72,7 @@ def time(value: Any, world: int) -> bool:
 
 
 def count(value: Any, world: int) -> bool:
-    return number(value)
+    return is_number(value)
 
 
 def rank(value: Any, world: int) -> bool:
@@ -92,7 +92,7 @@ def pieces(value: Any, world: int) -> bool:
 
 
 def shape(value: Any, world: int) -> bool:
-    return value is None or isinstance(value, list) and (all(map(number, value)) or all(map(sizes, value)))
+    return value is None or isinstance(value, list) and (all(map(is_number, value)) or all(map(sizes, value)))
 
 
 def place(value: Any, world: int) -> bool:
@@ -103,12 +103,12 @@ def places(value: Any, world: int) -> bool:
     return isinstance(value, list) and all(map(line_of_code, value))
 
 
-def number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int) and -MOST < value < MOST
 
 
 def sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(map(number, value))
+    return isinstance(value, list) and all(map(is_number, value))
 
 
 def line_of_code(value: Any) -> bool:
@@ -116,7 +116,7 @@ def line_of_code(value: Any) -> bool:
         isinstance(value, list)
         and len(value) == 3
         and isinstance(value[0], str)
-        and number(value[1])
+        and is_number(value[1])
         and isinstance(value[2], str)
     )
 

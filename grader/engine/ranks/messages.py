@@ -134,7 +134,7 @@ def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]
 
 
 def with_source(event: dict, ends: dict[int, dict]) -> dict:
-    """A receive that took from anybody: whose message it was is known by its end."""
+    """A receive from any source: only its end tells whose message it was."""
     if "id" in event and event["peer"] is None:
         return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
     return event

@@ -25,7 +25,7 @@ from grader.engine.ranks.run import Run
 from grader.engine.ranks.traces import Traces
 
 PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to what is wrong already
-TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # bytes and events that a rank may tell of what it does in one run
+TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # bytes and events that a rank may report in one run
 LINUX = sys.platform == "linux"
 SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
 CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux/socket.h

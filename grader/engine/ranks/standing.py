@@ -12,7 +12,7 @@ from grader.engine.ranks.diagnose import Diagnosis, Fault, Op, differ, numbers, 
 from utils.watched.record import LAST, Seen
 
 PROOF = 5.0  # seconds without any movement before a run is called hopeless
-STANDSTILL = 180.0  # seconds after which a run that may go on is told of
+STANDSTILL = 180.0  # seconds after which a standstill that may end is reported
 IDLE = 0.1  # of a processor: less, and a rank in its backward pass waits for others (DDP's reducer waits in C++)
 BACKWARD = "_engine_run_backward"
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused")  # a rank whose peer was gone before
@@ -32,7 +32,7 @@ class Standing:
         self.last: list[tuple] = []
         self.cpu: dict[int, float] = {}  # of each rank then
         self.told = False  # of this standstill
-        self.known: set[str] = set()  # lines that were told of
+        self.known: set[str] = set()  # lines that were reported
 
     def look(self, seen: list[Seen], gone: dict[int, str], now: float) -> Finding | None:
         """`gone`: how those ranks have ended whose process is not there any more; `now`: seconds, of any clock."""

@@ -1,4 +1,4 @@
-"""What Linux tells of threads: which wait, which wait for a processor, and what each has been given.
+"""What Linux says about threads: which wait, which wait for a processor, and how much CPU time each has had.
 
 https://docs.kernel.org/scheduler/sched-stats.html and proc(5). Elsewhere there is nothing to read.
 """

@@ -15,7 +15,7 @@ def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
     """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit`
     bytes.
 
-    Raises OSError if it is no plain file, or longer (unless it is to be `cut`).
+    Raises OSError if it is not a plain file, or longer (unless it is to be `cut`).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:

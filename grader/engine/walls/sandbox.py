@@ -1,8 +1,8 @@
 """Walls around a stranger's code: bubblewrap's, or, on request, Landlock's or limits alone.
 
-A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and that has seen nothing of anybody
-forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap has made: its
-own processes, a network with nothing but loopback, no capability, and these files:
+A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and has not seen anything of any
+submission forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
+has made: its own processes, a network with nothing but loopback, no capability, and these files:
 
     the course        without solutions, read-only, at the place where the instructor's own course is
     Python, /usr      read-only
@@ -355,6 +355,6 @@ def for_cuda() -> bool:
     return torch is not None and torch.version.cuda is not None
 
 
-def named(walls: dict) -> Guards:
+def guards_of(fields: dict) -> Guards:
     """The guards whose fields these are."""
-    return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == walls)
+    return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == fields)

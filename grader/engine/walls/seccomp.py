@@ -6,8 +6,8 @@ import os
 import struct
 import sys
 
-# System calls that no lesson needs and that lead around a wall: new namespaces (with all capabilities in them),
-# memory that is no process's, other processes' memory, the kernel's rarely used corners. seccomp answers them with
+# System calls that no lesson needs and that lead around a wall: new namespaces (with all capabilities in them), memory
+# that belongs to no process, other processes' memory, the kernel's rarely used corners. seccomp answers them with
 # EPERM.
 X86, ARM = 0xC000003E, 0xC00000B7  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64 of linux/audit.h
 FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h)
