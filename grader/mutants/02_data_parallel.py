@@ -120,7 +120,7 @@ WRONG = [
         1,
         "the sum",
         ["return sum(g * n for g, n in zip(gradients, samples))", BYTES],
-        says="is 10 times the gradient of all samples' mean",
+        says="is 10 times the gradient of the mean over all samples",
     ),
     Answer(
         1,
@@ -132,7 +132,7 @@ WRONG = [
         1,
         "the largest share decides",
         ["return gradients[samples.index(max(samples))]", BYTES],
-        says="is not the gradient of all",
+        says="is not the gradient of the mean over all samples",
     ),
     Answer(
         1,
@@ -1290,7 +1290,7 @@ if len(self.missing[number]) < 2:
             """,
             None,
         ],
-        says="is not the gradient of all samples' mean",
+        says="is not the gradient of the mean over all samples",
     ),
     Answer(
         2,

@@ -211,7 +211,7 @@ WRONG = [
         return gathered""",
             None,
         ],
-        says="gather_shards of 6 tensors takes 6 collectives",
+        says="gather_shards of 7 tensors takes 7 collectives",
     ),
     Answer(
         3,
@@ -252,7 +252,7 @@ WRONG = [
             reduced.append(mine / world)
         return reduced""",
         ],
-        says="reduce_to_shards of 6 tensors takes 6 collectives",
+        says="reduce_to_shards of 7 tensors takes 7 collectives",
     ),
     Answer(
         3,
@@ -835,7 +835,7 @@ for p, part in zip(parameters, parts):
         10,
         "masters are set back to what was rounded",
         [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
-        says="not one process's",
+        says="are not those of one process",
     ),
     Answer(10, "not written back", [None, None, "pass"]),
     Answer(

@@ -1275,9 +1275,9 @@ RIGHT = [
         [
             HEADS
             + "parts = [my_shard(layer.weight.detach(), 0, rank, world) for layer in (whole.q, whole.k, whole.v)]\n"
-            "self.qkv = nn.Parameter(torch.cat(parts), whole.k.weight.requires_grad)\nself.qkv.sharded = "
-            "True\nself.out = RowLinear(whole.out, rank, world)\n"
-            "self.frozen = not whole.q.weight.requires_grad",
+            "self.trains = [layer.weight.requires_grad for layer in (whole.q, whole.k, whole.v)]\n"
+            "self.qkv = nn.Parameter(torch.cat(parts), any(self.trains))\nself.qkv.sharded = True\n"
+            "self.out = RowLinear(whole.out, rank, world)",
             FUSED_FORWARD.replace("self.qkv)", "self.weight())")
             + """
 """,
@@ -1286,8 +1286,8 @@ RIGHT = [
             (
                 "class ParallelEmbedding(nn.Module):",
                 """def fused_weight(self):
-    third = len(self.qkv) // 3
-    return torch.cat([self.qkv[:third].detach(), self.qkv[third:]]) if self.frozen else self.qkv
+    parts = zip(self.qkv.chunk(3), self.trains)
+    return torch.cat([part if trains else part.detach() for part, trains in parts])
 
 
 ParallelAttention.weight = fused_weight

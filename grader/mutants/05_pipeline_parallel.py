@@ -503,7 +503,7 @@ WRONG = [
     Answer(
         3, "the last loss", swap=("torch.stack(losses).sum()", "losses[-1]"), says="the loss is not the whole batch's"
     ),
-    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="of activations of earlier ones"),
+    Answer(3, "no backward pass", swap=("loss.backward()", "pass"), says="is missing: no backward pass reached it"),
     Answer(
         3,
         "gradients of the last micro-batch",

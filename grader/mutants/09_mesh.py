@@ -156,7 +156,7 @@ WRONG = [
         3,
         "places of the words' dtype",
         swap=("torch.arange(mine.start, mine.stop)", "torch.arange(mine.start, mine.stop, dtype=x_BT.dtype)"),
-        says="the places of rank 0 have another dtype",
+        says="the places of rank 0 have a different dtype",
     ),
     Answer(3, "targets whole", swap=("y_BT[:, mine]", "y_BT"), says="targets"),
     Answer(
