@@ -13,12 +13,8 @@ from pathlib import Path
 @functools.cache
 def slice_of(file: Path, name: str) -> str:
     """The source of a file with nothing but function `name` and what it needs, each on its own line as before."""
-    source = file.read_text("utf-8")
-    defined: dict[str, list[ast.stmt]] = {}
-    for statement in ast.parse(source).body:
-        for known in set(names_of(statement)):
-            defined.setdefault(known, []).append(statement)
-    left, kept = [name], set()
+    source, defined = read(file)
+    defined, left, kept = dict(defined), [name], set()
     while left:
         for statement in defined.pop(left.pop(), ()):
             kept |= set(lines_of(statement))
@@ -27,6 +23,17 @@ def slice_of(file: Path, name: str) -> str:
                 left += [known for known in defined if known.endswith("_on_rank")]
     lines = source.split("\n")
     return "\n".join(line if number in kept else "" for number, line in enumerate(lines, start=1))
+
+
+@functools.cache
+def read(file: Path) -> tuple[str, dict[str, list[ast.stmt]]]:
+    """The source of a file, and the statements by which each of its names is defined."""
+    source = file.read_text("utf-8")
+    defined: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(source).body:
+        for known in set(names_of(statement)):
+            defined.setdefault(known, []).append(statement)
+    return source, defined
 
 
 def names_of(statement: ast.stmt) -> Iterator[str]:

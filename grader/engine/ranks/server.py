@@ -39,18 +39,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy
+import numpy.ctypeslib  # safetensors would load it, on each rank
 import psutil
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
 import torch._dynamo  # the first operation that is observed would load it, for over a second
 import torch.distributed
 import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.algorithms.ddp_comm_hooks
+import torch.distributed.checkpoint._fsspec_filesystem
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.nn.parallel
+import torch.profiler._cupti_monitor
 import torch.utils.data.distributed
+import torch.utils.serialization.config
 
 from grader.engine.inside import observe, rank
 from grader.engine.lesson import lessons
@@ -79,6 +84,8 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
     kernels = observe.intercept_collectives()  # noqa: F841  held until this process ends
     importlib.import_module("grader.kit")  # and with it what a check needs
+    # Each `init_process_group` empties these caches; full ones would be copied for it, page by page, on each rank.
+    torch._dynamo.trace_rules.clear_lru_cache()
     if address:
         keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
     else:
