@@ -38,6 +38,7 @@ from grader.kit import (
     attempt,
     cases,
     check_checkpoint,
+    check_dealt,
     check_norm,
     check_part,
     check_parts,
@@ -61,6 +62,7 @@ from grader.kit import (
     record_files,
     reported,
     same_report,
+    saved_file,
     sent_by,
     todo,
 )
@@ -161,12 +163,6 @@ def own_by_check(mesh, sizes, sequence=False, seed=0):
     from utils.checkpoints import joined
 
     return joined([stage.submod for stage in stages_by_check(mesh, sizes, sequence, seed)])
-
-
-def some(samples):
-    """Samples by their numbers, the first few of many."""
-    shown = ", ".join(map(str, samples[:4]))
-    return f"{'sample' if len(samples) == 1 else 'samples'} {shown}{' …' if len(samples) > 4 else ''}"
 
 
 def many(number, what):
@@ -731,7 +727,6 @@ def samplers_on_rank(code, rank, world, shape, sizes, seed):
     if not 0 <= share[0] < share[1]:
         return {"returns": f"{tuple(share)}, and there is no part {share[0]} of {share[1]}"}
     samplers = code.make_samplers(sets, mesh, args)
-    loader = code.make_loaders(sets, samplers, mesh, args)[0]
     epochs = []
     for epoch in (0, 1):
         samplers[0].set_epoch(epoch)
@@ -740,7 +735,6 @@ def samplers_on_rank(code, rank, world, shape, sizes, seed):
         "train": epochs,
         "validation": list(map(int, samplers[1])),
         "test": list(map(int, samplers[2])),
-        "rows": loader.batch_size,
         "batch": args.batch_size,
     }
 
@@ -793,22 +787,7 @@ def test_todo5_share(student):
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
             with where(told):
                 each_once(name, [mine[name] for mine in shares], size)
-        batch = shares[0]["batch"]
-        for epoch in (0, 1):
-            order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-            for step in range(sizes[0] // batch):
-                seen = sorted(
-                    i for mine in shares for i in mine["train"][epoch][step * mine["rows"] : (step + 1) * mine["rows"]]
-                )
-                right = sorted(order[step * batch : (step + 1) * batch])
-                missing, others = sorted(set(right) - set(seen)), sorted(set(seen) - set(right))
-                expect(
-                    seen == right,
-                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on the "
-                    "samples of the serial run",
-                    f"with {some(missing)}" if missing else "each once",
-                    f"with {some(others)} in their place" if others else "some of them twice",
-                )
+        check_dealt(told, [mine["train"] for mine in shares], sizes[0], seed, shares[0]["batch"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1156,7 +1135,7 @@ def save_on_rank(code, rank, world, shape, sizes):
     own = own_by_check(mesh, sizes)
     config = {"vocab_size": sizes["vocab"]}
     with Peak() as peak:
-        code.save_checkpoint(own, mesh, config, Path("saved") / "model.pt", 3)
+        code.save_checkpoint(own, mesh, config, saved_file(), 3)
     return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
 
 

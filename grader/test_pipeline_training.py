@@ -18,7 +18,6 @@ The checks cut the stages themselves, except in TODO 1: so each TODO can be judg
 import math
 from argparse import Namespace
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,9 @@ from grader.kit import (
     Wrong,
     a_number,
     cases,
+    check_calls,
     check_checkpoint,
+    check_dealt,
     check_tensor,
     collectives,
     corpus,
@@ -49,6 +50,7 @@ from grader.kit import (
     record_files,
     reported,
     same_report,
+    saved_file,
     tiny_model,
     todo,
 )
@@ -791,20 +793,28 @@ MICRO = 6
 
 def train_on_rank(code, rank, world, seed, turns):
     """Two batches for each number of stages per rank, each with its own gradients."""
-    mesh, left = made_mesh(world, 1), []
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    mesh, left, outputs = made_mesh(world, 1), [], []
     for many in turns:
         stages = cut_stages(mesh, many, **LONG)
+        stages[-1].submod.register_forward_hook(
+            lambda layers, x, h: outputs.append(StorageWeakRef(h.untyped_storage())) if not h.is_meta else None
+        )
         schedule = one_f_one_b(stages, MICRO)
         left.append([])
         for k in range(2):
             mark(name=str(k))
             for stage in stages:
                 stage.submod.zero_grad()
+            outputs.clear()
             loss = code.train_batch(stages, schedule, *batch(seed + k, 2 * MICRO))
             mark(name="")
             graph = isinstance(loss, torch.Tensor) and loss.requires_grad
             grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
-            left[-1].append({"loss": a_number(loss), "kind": kind_of(loss), "graph": graph, "grads": grads})
+            kept = sum(not output.expired() for output in outputs)
+            kind = kind_of(loss)
+            left[-1].append({"loss": a_number(loss), "kind": kind, "graph": graph, "grads": grads, "kept": kept})
     return left
 
 
@@ -896,6 +906,14 @@ def check_trained(told, seen, right, rank):
         "a detached tensor",
         "one with a graph",
         rank,
+    )
+    expect(
+        not seen["kept"],
+        f"{told} after train_batch the outputs of {seen['kept']} micro-batches are still in memory",
+        "none: their gradients are made",
+        f"{seen['kept']} outputs",
+        rank,
+        hint="schedule.step can return the outputs, or not. What does it keep them for?",
     )
 
 
@@ -1089,13 +1107,7 @@ def check_sums(grid, ranks, calls, right):
             f"{foreign[0].world if foreign else 0} ranks",
             rank,
         )
-        expect(
-            len(mine) <= 1,
-            f"{told} rank {rank} calls {len(mine)} collectives to sum the gradients of a step",
-            "one",
-            len(mine),
-            rank,
-        )
+    check_calls(told, calls, 2, "to sum the gradients of a step; one message for all is enough")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1198,7 +1210,7 @@ def save_on_rank(code, rank, world, grid):
     stages = cut_stages(mesh, turns, **LONG)
     with Peak() as peak:
         for epoch in (2, 3):
-            code.save_checkpoint(stages, mesh, SIZES | LONG, Path("saved") / "model.pt", epoch)
+            code.save_checkpoint(stages, mesh, SIZES | LONG, saved_file(), epoch)
             with torch.no_grad():
                 for p in parameters_of(stages).values():
                     p.add_(1.0 if epoch == 2 else 0.0)
@@ -1407,32 +1419,7 @@ def check_samplers(student):
                 )
         for name, size, k in (("validation", SET_SIZES[1], 1), ("test", SET_SIZES[2], 2)):
             each_once(name, [ranks[d][k] for d in range(data)], size)
-        check_training_samples(told, [ranks[d][0] for d in range(data)], seed)
-
-
-def check_training_samples(told, ranks, seed):
-    """`ranks`: of each pipeline its samples, epoch by epoch. A step takes 6; the rest is dropped."""
-    data, size = len(ranks), SET_SIZES[0]
-    for epoch in range(3):
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        share = 6 // data
-        for step in range(size // 6):
-            wanted = sorted(order[step * 6 : step * 6 + 6])
-            seen = sorted(i for mine in ranks for i in mine[epoch][step * share : step * share + share])
-            wrong = (
-                f"{told} step {step + 1} of epoch {epoch + 1}, of 6 samples, trains on different samples than one"
-                " process"
-            )
-            expect(seen == wanted, wrong, wanted, seen)
-        for rank, mine in enumerate(ranks):
-            expect(
-                len(mine[epoch]) == size // data,
-                f"{told} pipeline {rank} has {len(mine[epoch])} training samples of {size}: if they do not divide,"
-                " some are repeated until all pipelines have equally many",
-                f"{size // data}, and the rest is dropped",
-                len(mine[epoch]),
-                rank,
-            )
+        check_dealt(told, [ranks[d][0] for d in range(data)], SET_SIZES[0], seed, batch=6)
 
 
 def check_whole_runs(student, serial):

@@ -25,6 +25,7 @@ from grader.kit import (
     attempt,
     cases,
     check_checkpoint,
+    check_dealt,
     check_norm,
     check_parts,
     check_refused,
@@ -296,19 +297,7 @@ def check_samplers(student):
         row_by_row = ranks[::tp]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
             each_once(name, [mine[name] for mine in row_by_row], size)
-        for epoch in (0, 1):
-            order = torch.randperm(sizes[0], generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-            for step in range(sizes[0] // batch):
-                share = slice(step * batch // rows, (step + 1) * batch // rows)
-                seen = sorted(i for mine in row_by_row for i in mine["train"][epoch][share])
-                right = sorted(order[step * batch : (step + 1) * batch])
-                expect(
-                    seen == right,
-                    f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on the "
-                    "samples of the serial run",
-                    right,
-                    seen,
-                )
+        check_dealt(told, [mine["train"] for mine in row_by_row], sizes[0], seed, batch)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -531,11 +520,13 @@ def test_todo3_block(student):
 # TODOs 4 to 6: the whole model
 
 
-def model_on_rank(code, rank, world, sizes, seed, cut, asked):
-    """One step of a model on one row; the plan of what is `asked` is the student's, the others are the check's."""
+def model_on_rank(code, rank, world, sizes, seed, cut, asked, tp):
+    """One step of a model, on each row the same; the plan of what is `asked` is the student's, the others are the
+    check's.
+    """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    mesh = made_mesh(1, world)
+    mesh = made_mesh(world // tp, tp)
     model = drawn_model(0, sizes)
     x, y = drawn_batch(seed, sizes)
     streams = []
@@ -546,7 +537,7 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
 
         def split():
             code.split(
-                model, mesh["tensor"], made_args(code, "--tp", str(world), *(["--sequence-parallel"] if cut else []))
+                model, mesh["tensor"], made_args(code, "--tp", str(tp), *(["--sequence-parallel"] if cut else []))
             )
     else:
         name, own = {"words": ("ends_plan", own_words), "positions": ("position_plan", own_positions)}[asked]
@@ -585,13 +576,43 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked):
             "grads": gradients(model),
             "streams": list(streams),
             "held": {name: elements([p]) for name, p in model.named_parameters()},
+            "rows": {name: len(p.to_local() if hasattr(p, "to_local") else p) for name, p in model.named_parameters()},
         }
         with torch.no_grad():
             left["nothing"] = float(model(x, torch.full_like(y, IGNORE)))
             left["logits"] = model(x)
+            if asked == "words":
+                left |= words_apart(model, sizes, seed, mesh["tensor"], cut, y)
         return left
 
     return attempt(step)
+
+
+def stream_of(seed, sizes):
+    draw = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(sizes["batch"], sizes["length"], sizes["dim"], dtype=torch.float64, generator=draw)
+
+
+def words_apart(model, sizes, seed, mesh, cut, y):
+    """The head on a plain stream, of which a rank has its tokens where it is cut; the loss with another weight."""
+    from torch.distributed.tensor import DTensor
+
+    h = stream_of(seed, sizes)
+    mine = h.chunk(mesh.size(), dim=1)[mesh.get_local_rank()].contiguous() if cut else h
+    weight, plain = model.head.weight, {"head": model.head(mine)}
+    if not isinstance(weight, DTensor):
+        return plain
+    more = {"run_check": False, "shape": weight.shape, "stride": weight.stride()}
+    double = DTensor.from_local(2 * weight.to_local(), weight.device_mesh, weight.placements, **more)
+    entering = DTensor.from_local(mine, mesh, [layouts(cut)]) if cut else mine
+    return plain | {"double": float(model.head_loss(entering, double, y, IGNORE))}
+
+
+def serial_words(sizes, seed):
+    """What `words_apart` should find."""
+    weight, h, (_, y) = drawn_model(0, sizes).head.weight.detach(), stream_of(seed, sizes), drawn_batch(seed, sizes)
+    double = torch.nn.functional.cross_entropy((h @ (2 * weight.T)).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
+    return {"head": h @ weight.T, "double": double.item()}
 
 
 def serial_model(student, world, asked):
@@ -603,10 +624,10 @@ def serial_model(student, world, asked):
     return sizes, seed, right
 
 
-def check_model(student, serial, world, cut, asked, told, what):
+def check_model(student, serial, tp, cut, asked, told, what, rows=1):
     """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
     sizes, seed, right = serial
-    run = student.call(model_on_rank, world=world, sizes=sizes, seed=seed, cut=cut, asked=asked)
+    run = student.call(model_on_rank, world=rows * tp, sizes=sizes, seed=seed, cut=cut, asked=asked, tp=tp)
     ranks = run.evidence
     for rank, seen in enumerate(ranks):
         expect("problem" not in seen, str(seen.get("problem")), "{name: style, …}", None, rank)
@@ -662,35 +683,55 @@ def check_model(student, serial, world, cut, asked, told, what):
     ),
 )
 def test_todo4_words(student):
-    models = {world: serial_model(student, world, "words") for world in (2, 3)}
-    for world, cut in ((2, False), (3, True)):
-        told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {world} ranks"
-        run, sizes = check_model(student, models[world], world, cut, "words", told, "the model")
-        rows = math.ceil(sizes["vocab"] / world)
+    models = {tp: serial_model(student, tp, "words") for tp in (2, 3)}
+    for rows, tp, cut in ((2, 2, False), (1, 3, True)):  # of two rows, the world is more than a row
+        told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {rows} × {tp} ranks"
+        run, sizes = check_model(student, models[tp], tp, cut, "words", told, "the model", rows)
         for rank, seen in enumerate(run.evidence):
-            for name in ("token_embedding.weight", "head.weight"):
-                much, share = seen["held"][name], rows * sizes["dim"]
-                expect(
-                    much <= share,
-                    f"{told}, rank {rank} holds {much // sizes['dim']:,} rows of {name}, of {sizes['vocab']:,} words",
-                    f"{rows:,} rows",
-                    f"{much // sizes['dim']:,} rows",
-                    rank,
-                )
-        tokens = sizes["batch"] * sizes["length"]
-        # Of the stream: 4 all-reduces in each of 2 blocks, the embedding forward, h forward and backward. Of each token
-        # a few numbers. And the gradients of five norms, weight and bias.
-        allowed = 2 * (world - 1) / world * 8 * ((8 + 3) * tokens * sizes["dim"] + 4 * tokens + 10 * sizes["dim"])
-        forward, backward, *_ = cases(run.events)
-        for rank in range(world):
-            much = sent_by(forward[rank] + backward[rank], rank)
+            check_words_held(told, seen, sizes, tp, rank)
+        right = student.reference(serial_words, sizes=sizes, seed=models[tp][1])
+        for rank, seen in enumerate(run.evidence):
+            given = f"{told}, the head's output on rank {rank}, for a plain stream with that layout,"
+            check_tensor(given, seen["head"], right["head"], EXACT, rank, than="the logits of all words and tokens")
             expect(
-                much <= allowed,
-                f"{told}, rank {rank} sends {much:,.0f} bytes for words and loss: are logits or tables gathered?",
-                f"at most {allowed:,.0f} bytes",
-                f"{much:,.0f} bytes",
+                math.isclose(seen["double"], right["double"], rel_tol=EXACT),
+                f"{told}, head_loss called with another weight gives rank {rank} a loss that is not that weight's",
+                right["double"],
+                seen["double"],
                 rank,
             )
+        check_words_sent(told, run, sizes, tp)
+
+
+def check_words_held(told, seen, sizes, tp, rank):
+    """Of both tables the rows of some words, and no column less."""
+    words = math.ceil(sizes["vocab"] / tp)
+    for name in ("token_embedding.weight", "head.weight"):
+        rows = seen["rows"][name]
+        expect(
+            rows <= words and seen["held"][name] <= words * sizes["dim"],
+            f"{told}, rank {rank} holds {rows:,} rows of {name}, of {sizes['vocab']:,} words",
+            f"{words:,} rows",
+            f"{rows:,} rows",
+            rank,
+        )
+
+
+def check_words_sent(told, run, sizes, tp):
+    tokens = sizes["batch"] * sizes["length"]
+    # Of the stream: 4 all-reduces in each of 2 blocks, the embedding forward, h forward and backward. Of each token
+    # a few numbers. And the gradients of five norms, weight and bias.
+    allowed = 2 * (tp - 1) / tp * 8 * ((8 + 3) * tokens * sizes["dim"] + 4 * tokens + 10 * sizes["dim"])
+    forward, backward, *_ = cases(run.events)
+    for rank in range(len(run.evidence)):
+        much = sent_by(forward[rank] + backward[rank], rank)
+        expect(
+            much <= allowed,
+            f"{told}, rank {rank} sends {much:,.0f} bytes for words and loss: are logits or tables gathered?",
+            f"at most {allowed:,.0f} bytes",
+            f"{much:,.0f} bytes",
+            rank,
+        )
 
 
 @todo(

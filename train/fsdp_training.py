@@ -169,7 +169,8 @@ def first_weights(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) 
     # TODO 4, again: here, allocate memory for the shards, and fill them.
     # Drawing each shard anew would give a different model: DDP sends rank 0's weights to all ranks, fully_shard
     # does not. Only rank 0 builds the model of the serial run, from args.seed and model.config, and
-    # distributes it, tensor by tensor.
+    # distributes it, tensor by tensor. (With --recompute, named_parameters() has longer names than the plain model,
+    # and state_dict() has the same.)
     pass
 
 

@@ -15,11 +15,11 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
-| the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice` |
-| bytes that ranks send | `check_sent`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
+| the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file` |
+| bytes that ranks send, and how often | `check_sent`, `check_calls`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `WAITING` (the hint for a deadlock), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
-| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
+| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
 from grader.engine.inside.given import Given
@@ -39,13 +39,14 @@ from grader.engine.ranks.messages import Collective, cases, collectives, rehears
 from grader.engine.ranks.run import Run
 from grader.kit.launches import LOCAL, check_launches, is_first_node
 from grader.kit.messages import WAITING, sound
-from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name, raised
+from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name, raised, saved_file
 from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
 from grader.kit.refusals import check_refusals
 from grader.kit.scripts import (
     REL,
     SAME_WEIGHTS,
     check_checkpoint,
+    check_dealt,
     corpus,
     each_once,
     losses,
@@ -76,6 +77,6 @@ from grader.kit.split_model import (
 )
 from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
-from grader.kit.traffic import check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
+from grader.kit.traffic import check_calls, check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
 from grader.kit.values import frozen_in_turn, logits, numbers, unsorted
 from utils.memory import Peak

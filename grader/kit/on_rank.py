@@ -36,6 +36,13 @@ def raised(call: Callable[[], Any]) -> dict[str, str] | None:
     return None
 
 
+def saved_file() -> Path:
+    """Where a check has a model saved. Its folder is there, as a run's is when its script saves."""
+    folder = Path("saved")
+    folder.mkdir(exist_ok=True)
+    return folder / "model.pt"
+
+
 def as_evidence(value: Any) -> Any:
     """What the student's code returned, as the judge can be told it: tensors as they are now, also in lists and
     dictionaries; anything but a number, in words.

@@ -219,6 +219,34 @@ def each_once(name, shares, size):
     expect(not lost, f"no rank reads {name} sample {lost[:1]}", f"each of {size} samples once", f"never read: {lost}")
 
 
+def check_dealt(told: str, shares: list[list[list[int]]], size: int, seed: int, batch: int) -> None:
+    """`shares`: what each reader's sampler deals of a training set of `size` samples, epoch by epoch. In each step
+    these are the serial run's samples, `batch` of them over all readers; what is left over is dropped.
+    """
+    own = batch // len(shares)
+    for epoch in range(len(shares[0])):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        for step in range(size // batch):
+            seen = sorted(i for mine in shares for i in mine[epoch][step * own : (step + 1) * own])
+            right = sorted(order[step * batch : (step + 1) * batch])
+            expect(
+                seen == right,
+                f"{told}, in epoch {epoch + 1}, step {step + 1} of {batch} samples does not train on the samples of the"
+                " serial run",
+                right,
+                seen,
+            )
+        for number, mine in enumerate(shares):
+            dealt = len(mine[epoch])
+            expect(
+                dealt == size // len(shares),
+                f"{told}, share {number + 1} of {len(shares)} has {dealt} training samples of {size}: if they do not"
+                " divide, some are repeated until all shares are equal",
+                f"{size // len(shares)}, and the rest is dropped",
+                dealt,
+            )
+
+
 @hinted("Each TODO alone is right. Which step is the first that differs, and what is done there for the first time?")
 def same_run(serial, run, world):
     """The parallel run is the serial run: losses of all steps, the report, the last weights, the files."""

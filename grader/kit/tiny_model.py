@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from grader.engine.inside.recording import record_files
+from grader.kit.on_rank import saved_file
 from utils.model import TransformerLM
 
 TINY = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
@@ -29,5 +30,5 @@ def save_twice(save: Callable[[int, Path, int], None]) -> list[str]:
     """
     files = record_files()
     for seed, epoch in ((1, 1), (0, 3)):
-        save(seed, Path("saved") / "model.pt", epoch)
+        save(seed, saved_file(), epoch)
     return [name for name in files if name.endswith("saved/model.pt")]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from grader.engine.judge.verdict import expect
-from grader.engine.ranks.messages import collectives
+from grader.engine.ranks.messages import Collective, collectives
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")  # collectives in which one rank differs from the others
 
@@ -44,6 +44,15 @@ def operations(mine: list[dict]) -> str:
 def ring_bytes(nbytes: float, world: int) -> float:
     """Bytes that a rank sends in an all-reduce of so many."""
     return 2 * (world - 1) / world * nbytes
+
+
+def check_calls(told: str, calls: Sequence[Collective], most: int, why: str) -> None:
+    """No rank makes more than `most` of these collectives. Where one message is enough, a second for a number beside
+    it costs nothing that could be measured; one for each weight does.
+    """
+    for rank in sorted({call.rank for call in calls}):
+        made = sum(call.rank == rank for call in calls)
+        expect(made <= most, f"{told} rank {rank} calls {made} collectives {why}", f"at most {most}", made, rank)
 
 
 def check_sent(

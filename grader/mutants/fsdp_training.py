@@ -4,6 +4,23 @@ from grader.kit import Answer
 
 NAMES = 'mesh_dim_names=("replicate", "shard")'
 
+# TODO 4, the second part.
+BROADCASTS = """
+model.to_empty(device=mesh.device_type)
+torch.manual_seed(args.seed)
+full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else None
+with torch.no_grad():
+    for name, p in dict(model.state_dict()).items():
+        whole = full[name] if full else torch.empty(p.shape)
+        dist.broadcast(whole, 0)
+        part = whole
+        for axis, where in enumerate(p.placements):
+            if where.is_shard():
+                parts, at = whole.chunk(p.device_mesh.size(axis)), p.device_mesh.get_local_rank(axis)
+                part = parts[at] if at < len(parts) else whole[:0]
+        p.to_local().copy_(part)
+"""
+
 WRONG = [
     Answer(
         1,
@@ -46,7 +63,7 @@ WRONG = [
         dist.all_reduce(least, dist.ReduceOp.MIN)
         yield from islice(loader, int(least))
         """,
-        says="makes 1 forward pass on rank 0",
+        says="; the rank with the most batches has",
     ),
     Answer(
         2,
@@ -452,13 +469,13 @@ WRONG = [
         2,
         "the sum of all batches for the most",
         swap=("dist.ReduceOp.MAX", "dist.ReduceOp.SUM"),
-        says="forward passes on rank 0; the rank with the most batches has 2",
+        says="; the rank with the most batches has",
     ),
     Answer(
         2,
         "a batch more, to be sure",
         swap=("range(int(most) - len(loader))", "range(int(most) + 1 - len(loader))"),
-        says="makes 3 forward passes",
+        says="; the rank with the most batches has",
     ),
     Answer(
         3,
@@ -500,7 +517,7 @@ WRONG = [
         torch.manual_seed(args.seed)
         own = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
         full = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.state_dict().items():
             full[name] = own[name].detach().clone() if own else torch.empty(parameter.shape)
             dist.broadcast(full[name], src=0)
         set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True))
@@ -622,6 +639,36 @@ WRONG = [
             "set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)",
             "model.load_state_dict(weights)",
         ),
+    ),
+    Answer(
+        4,
+        "dropout is forgotten",
+        swap=("args.seq_len, args.dropout)", "args.seq_len)"),
+        says="build_model makes has dropout 0.0",
+    ),
+    Answer(
+        4,
+        "names of named_parameters(), which --recompute makes longer",
+        [None, BROADCASTS.replace("model.state_dict()", "model.named_parameters()")],
+        says="_checkpoint_wrapped_module",
+    ),
+    Answer(
+        5,
+        "without weight decay",
+        swap=("optimizer = make_optimizer(model, args)", "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)"),
+        says="not the serial run's",
+    ),
+    Answer(
+        6,
+        "small gradients are scaled up",
+        """
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor()
+        if args.clip:
+            for p in model.parameters():
+                p.grad.mul_(args.clip / norm)
+        return norm.item()
+        """,
+        says="the gradient of",
     ),
 ]
 
@@ -808,4 +855,16 @@ RIGHT = [
         first_weights(model, mesh, args)
         """,
     ),
+    Answer(
+        2,
+        "at most one batch without targets: shares differ by a sample",
+        swap=("for _ in range(int(most) - len(loader)):", "if int(most) > len(loader):"),
+    ),
+    Answer(4, "by broadcasts and chunks of its own", [None, BROADCASTS]),
+    Answer(
+        6,
+        "this rank's value of the norm, which is a norm of norms and so already whole",
+        swap=("norm.full_tensor().item()", "norm.to_local().item()"),
+    ),
+    Answer(11, "the position that it was given, filled in place", swap=('return saved["position"]', "return position")),
 ]

@@ -755,7 +755,12 @@ WRONG = [
             '{"num_replicas": 1, "rank": 0}',
         ),
     ),
-    Answer(9, "in the order of the text", swap=("shuffle=True", "shuffle=False"), says="trains on different samples"),
+    Answer(
+        9,
+        "in the order of the text",
+        swap=("shuffle=True", "shuffle=False"),
+        says="does not train on the samples of the serial run",
+    ),
     Answer(
         9,
         "validation is padded",
@@ -1085,7 +1090,9 @@ WRONG = [
         edits=(("            samplers[0].set_epoch(epoch)\n", ""),),
         says="",
     ),
-    Answer(9, "without the seed", swap=("shuffle=True, seed=args.seed,", "shuffle=True,"), says="different samples"),
+    Answer(
+        9, "without the seed", swap=("shuffle=True, seed=args.seed,", "shuffle=True,"), says="samples of the serial run"
+    ),
     Answer(
         9,
         "stages of the nearest square",
@@ -1094,6 +1101,15 @@ WRONG = [
             "(min(args.pp, world_size // args.pp), max(args.pp, world_size // args.pp))",
         ),
         says="the axis pp has",
+    ),
+    Answer(
+        5,
+        "the outputs are kept",
+        swap=(
+            "schedule.step(x, target=y, losses=losses, return_outputs=False)",
+            "schedule.step(x, target=y, losses=losses)",
+        ),
+        says="are still in memory",
     ),
 ]
 
@@ -1198,7 +1214,7 @@ RIGHT = [
         losses = []
         inputs = (x,) if any(stage.is_first for stage in stages) else ()
         last = any(stage.is_last for stage in stages)
-        schedule.step(*inputs, target=y if last else None, losses=losses)
+        schedule.step(*inputs, target=y if last else None, losses=losses, return_outputs=False)
         return sum(loss.detach() for loss in losses) if losses else torch.tensor(0.0, device=x.device)
         """,
             None,
@@ -1224,7 +1240,7 @@ RIGHT = [
         [
             """
             parts = []
-            schedule.step(x, target=y, losses=parts)
+            schedule.step(x, target=y, losses=parts, return_outputs=False)
             return sum((part.detach() for part in parts), torch.zeros((), device=x.device))
             """,
             """
@@ -1481,5 +1497,40 @@ RIGHT = [
         return (first, *(ShardSampler(s, world_size=size, rank=rank) for s in (validation, test)))
         """,
         ],
+    ),
+    Answer(
+        6,
+        "two messages",
+        """
+        n_targets = n_targets.float()
+        dist.all_reduce(n_targets, group=mesh["data"].get_group())
+        parameters = list(weights(stages).values())
+        flat = torch.cat([p.grad.flatten() for p in parameters])
+        dist.all_reduce(flat, group=mesh["data"].get_group())
+        flat /= n_targets
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad.copy_(part.view_as(parameter))
+        """,
+    ),
+    Answer(
+        8,
+        "sent tensor by tensor, and saved by torch.save",
+        """
+        group, p, r = mesh["pp"].get_group(), mesh["pp"].size(), mesh["pp"].get_local_rank()
+        if mesh["data"].get_local_rank() == 0:
+            if r:
+                dist.send_object_list([[(name, tuple(w.shape)) for name, w in own.items()]], group_dst=0, group=group)
+                for w in own.values():
+                    dist.send(w.contiguous(), group_dst=0, group=group)
+            else:
+                for other in range(1, p):
+                    box = [None]
+                    dist.recv_object_list(box, group_src=other, group=group)
+                    for name, shape in box[0]:
+                        own[name] = torch.empty(shape)
+                        dist.recv(own[name], group_src=other, group=group)
+        if dist.get_rank() == 0:
+            torch.save({"model": own, "config": config, "epoch": epoch}, path)
+        """,
     ),
 ]

@@ -354,6 +354,47 @@ WRONG = [
     Answer(6, "never cut", ["return Replicate()", None], says="tokens"),
     Answer(6, "B is cut", ["return Shard(0) if args.sequence_parallel else Replicate()", None], says=""),
     Answer(6, "D is cut", ["return Shard(2) if args.sequence_parallel else Replicate()", None], says=""),
+    Answer(
+        1,
+        "training pads",
+        swap=("seed=args.seed, drop_last=True", "seed=args.seed"),
+        says="some are repeated until all shares are equal",
+    ),
+    Answer(
+        4,
+        "the embedding cut by columns",
+        swap=(
+            '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
+            '"token_embedding": ColwiseParallel(output_layouts=layout)',
+        ),
+        says="rows of token_embedding.weight",
+    ),
+    Answer(
+        4,
+        "the head's input is taken as whole",
+        swap=("ColwiseParallel(input_layouts=layout,", "ColwiseParallel(input_layouts=Replicate(),"),
+        says="the head's output",
+    ),
+    Answer(
+        4,
+        "the weight of the first batch for ever",
+        [
+            None,
+            """
+        kept = []
+
+        def loss(h: Tensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
+            h_BTD = h.full_tensor() if isinstance(h, DTensor) else h
+            kept.append(weight)
+            group = weight.device_mesh.get_group()
+            return vocab_parallel_head_loss(h_BTD, kept[0].to_local(), y, ignore, group, weight.shape[0])
+
+        model.head_loss = loss
+        """,
+        ],
+        says="another weight",
+    ),
+    Answer(4, "the group of all ranks", swap=("weight.device_mesh.get_group()", "dist.group.WORLD")),
 ]
 
 RIGHT = [
@@ -419,14 +460,6 @@ RIGHT = [
         ],
     ),
     Answer(
-        4,
-        "the embedding's width is cut: as many numbers",
-        swap=(
-            '"token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)',
-            '"token_embedding": ColwiseParallel(output_layouts=layout)',
-        ),
-    ),
-    Answer(
         5,
         "the table cut by positions",
         swap=(
@@ -445,5 +478,10 @@ RIGHT = [
         return {"blocks.*.attention_norm": SequenceParallel(sequence_dim=1), "blocks.*.mlp_norm": SequenceParallel(), "norm": SequenceParallel()}
         """,
         ],
+    ),
+    Answer(
+        2,
+        "this rank's value of each norm, which is a norm of norms and so already whole",
+        swap=(".full_tensor() for group", ".to_local() for group"),
     ),
 ]
