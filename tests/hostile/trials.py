@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
@@ -92,15 +93,14 @@ class Room:
         self.worker: subprocess.Popen | None = None
 
     def __enter__(self) -> "Room":
-        os.environ["WORKBOOK_TEST_SECRET"] = self.canary
-        self.tmpdir = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = str(self.temporary)  # a worker is given it; by it all that descends from one is known
+        # A worker is given TMPDIR; by it all that descends from one is known.
+        ours = {"WORKBOOK_TEST_SECRET": self.canary, "TMPDIR": str(self.temporary)}
+        self.environment = mock.patch.dict(os.environ, ours)
+        self.environment.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        del os.environ["WORKBOOK_TEST_SECRET"], os.environ["TMPDIR"]
-        if self.tmpdir:
-            os.environ["TMPDIR"] = self.tmpdir
+        self.environment.stop()
         for service in (self.listener, *self.services):
             service.close()
         if self.worker:
