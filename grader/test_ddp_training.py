@@ -34,6 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from grader.kit import (
+    LARGE,
     TINY,
     Fault,
     Private,
@@ -50,6 +51,7 @@ from grader.kit import (
     layouts,
     hinted,
     is_first_node,
+    numbers,
     on_nodes,
     one_writer,
     same_run,
@@ -74,6 +76,7 @@ BATCH = 12  # divides by 1, 2, 3 and 4
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
 # In the second every rank is number 0 on its node: an answer that confuses rank and local rank is wrong only here.
 SPREAD = ((1, 3), (3, 3))
+LOADING = ((1, 2), (3, 3))  # batches of unequal size on a rank
 
 
 def set_up(student, world, **how):
@@ -403,7 +406,7 @@ SET = ("training", "validation", "test")
 
 
 def check_loader(student, which, name):
-    for nodes, world in SPREAD:
+    for nodes, world in LOADING:
         with on_nodes(nodes, world):
             check_loader_on(student, nodes, world, which, name)
 
@@ -671,14 +674,17 @@ def check_wrap(student, nodes, world, seeds, own, mean):
 
 
 def draw_means(student):
-    """Totals and counts of three ranks, twice. Rank 1 has most tokens, and the largest mean; finally rank 2 has none:
-    an answer that weights ranks instead of tokens shows."""
+    """Totals and counts of three ranks, by case. First, rank 1 has most tokens and the largest mean; then rank 2 has
+    none; then all have about as many, but more than float32 and int32 can count. An answer that weights ranks instead
+    of tokens shows.
+    """
     draw, cases = student.draw("means"), []
     for last in (1, 0):
         counts = [float(draw.randrange(2, 5)), float(draw.randrange(10, 20)), float(last * draw.randrange(2, 5))]
         totals = [counts[0] * draw.uniform(1, 2), counts[1] * draw.uniform(4, 6), counts[2] * draw.uniform(2, 3)]
         cases.append((totals, counts))
-    return cases
+    many = [int(number) + LARGE for number in numbers(draw, 3)]
+    return [*cases, ([count * draw.uniform(1, 6) for count in many], [float(count) for count in many])]
 
 
 def mean_on_rank(code, rank, world, mine):
@@ -723,7 +729,7 @@ def check_means(student, nodes, world):
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
         for rank, values in enumerate(ranks):
             value = values[case]
-            if math.isclose(value, right, rel_tol=1e-6):  # float32 is allowed
+            if math.isclose(value, right, rel_tol=1e-12):  # both are float64, of which 1e-15 is the last digit
                 continue
             if math.isclose(value, means[rank], rel_tol=1e-6):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
@@ -734,6 +740,8 @@ def check_means(student, nodes, world):
                 )
             elif math.isclose(value, right * world, rel_tol=1e-6) or math.isclose(value, sum(means), rel_tol=1e-6):
                 what = "it is a sum over the ranks that is not divided by the right number"
+            elif math.isclose(value, right, rel_tol=1e-6):
+                what = "its last digits are lost. Totals and counts are float64; in which dtype are they added up?"
             else:
                 what = "it is not the sum of the totals over the sum of the counts"
             raise Wrong(

@@ -25,6 +25,7 @@ from grader.kit import (
     REL,
     Wrong,
     check_checkpoint,
+    check_tensor,
     corpus,
     each_once,
     expect,
@@ -37,7 +38,7 @@ from grader.kit import (
     tiny_model,
     todo,
 )
-from utils.data import ShardSampler, Windows
+from utils.data import IGNORE, ShardSampler, Windows
 
 BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, samplers; what it does by default"
 
@@ -122,13 +123,19 @@ def step_on_rank(code, rank, world):
     seen["backward"] = [name for name, p in module.model.named_parameters() if p.grad is not None]
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         seen["loss"], seen["graph"] = loss.item(), loss.requires_grad
+        if loss.requires_grad and not seen["moved"] and not seen["backward"]:
+            loss.backward()
+        seen["grads"] = {name: p.grad for name, p in module.model.named_parameters() if p.grad is not None}
     elif isinstance(loss, torch.Tensor):
         seen["kind"] = f"tensor of shape {tuple(loss.shape)}"
     return seen
 
 
-def loss_of_one_step():
-    return tiny_model(seed=0)(*tiny_batch(0)).item()
+def one_step():
+    model = tiny_model(seed=0)
+    loss = model(*tiny_batch(0))
+    loss.backward()
+    return {"loss": loss.item(), "grads": {name: p.grad for name, p in model.named_parameters()}}
 
 
 @todo(
@@ -146,7 +153,7 @@ def loss_of_one_step():
     ),
 )
 def test_todo1_training_step(student):
-    right = student.reference(loss_of_one_step)
+    right = student.reference(one_step)
     (seen,) = student.call(step_on_rank, world=1, group=False).evidence
     expect(
         seen["loss"] is not None,
@@ -180,11 +187,15 @@ def test_todo1_training_step(student):
         "only a number",
     )
     expect(
-        math.isclose(seen["loss"], right, rel_tol=REL),
+        math.isclose(seen["loss"], right["loss"], rel_tol=REL),
         "training_step does not return the mean loss of its batch",
-        right,
+        right["loss"],
         seen["loss"],
     )
+    for name, grad in right["grads"].items():
+        told = f"backward from the loss that training_step returns, which Lightning calls, gives {name}"
+        expect(name in seen["grads"], f"{told} no gradient: the graph ends before the model", "a gradient", "none")
+        check_tensor(f"{told} a gradient that", seen["grads"][name], grad, REL)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -281,11 +292,17 @@ def test_todo2_optimizer(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 3: logging
 
-WINDOWS = 7  # on 3 ranks, in batches of 2: 2, 1 and 1 batches; 53 tokens, which 3 does not divide
+ROWS = ((5, 2), (3,), (2, 1))  # of the batches of each of 3 ranks; 3 does not divide the number of targets, 80
 
 
-def text():
-    return Windows(torch.arange(WINDOWS * 8 - 3) ** 2 % 47, 8, 0, drop_last=False)
+def evaluated_batches(rank):
+    """x and y, (rows, 8) each. Of each batch some targets do not count, and of rank 2's last one none does."""
+    draw, found = torch.Generator().manual_seed(rank), []
+    for rows in ROWS[rank]:
+        x, y = torch.randint(50, (2, rows, 8), generator=draw)
+        y[0, : 8 if rows == 1 else 4] = IGNORE
+        found.append((x, y))
+    return found
 
 
 def sharp_model():
@@ -299,17 +316,15 @@ def sharp_model():
 def validate_on_rank(code, rank, world):
     module = code.LitModel(sharp_model(), made_args(code))
     trainer = own_trainer(world)
-    loader = torch.utils.data.DataLoader(text(), batch_size=2, sampler=ShardSampler(text(), rank, world))
+    loader = torch.utils.data.DataLoader(evaluated_batches(rank), batch_size=None)
     trainer.validate(module, dataloaders=loader, verbose=False)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def right_sums(world):
     """(total, count) of all tokens; and for each rank the means of its batches."""
-    model, batches = sharp_model(), []
-    for rank in range(world):
-        loader = torch.utils.data.DataLoader(text(), batch_size=2, sampler=ShardSampler(text(), rank, world))
-        batches.append([(model(x, y).item(), int((y >= 0).sum())) for x, y in loader])
+    model = sharp_model()
+    batches = [[(model(x, y).item(), int((y >= 0).sum())) for x, y in evaluated_batches(rank)] for rank in range(world)]
     flat = [pair for mine in batches for pair in mine]
     return sum(m * n for m, n in flat), sum(n for _, n in flat), [[m for m, _ in mine] for mine in batches]
 
@@ -419,6 +434,13 @@ def test_todo4_layout(student):
                     repr(seen),
                     rank,
                 )
+                expect(
+                    isinstance(seen, int),
+                    f"{told}, layout() gives rank {rank} a number of {name} that is no int: Lightning refuses it",
+                    right,
+                    repr(seen),
+                    rank,
+                )
                 expect(seen == right, f"{told}, layout() gives rank {rank} a wrong number of {name}", right, seen, rank)
 
 
@@ -426,11 +448,26 @@ def test_todo4_layout(student):
 # TODO 5: the strategy
 
 
+def register_hooks(strategy):
+    """Lightning registers a communication hook where there is a GPU; this does so on the CPU, as it would there."""
+    from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
+
+    if getattr(strategy, "_ddp_comm_hook", None) is None:
+        return
+    strategy._register_ddp_hooks = lambda: _register_ddp_comm_hook(
+        model=strategy.model,
+        ddp_comm_state=strategy._ddp_comm_state,
+        ddp_comm_hook=strategy._ddp_comm_hook,
+        ddp_comm_wrapper=strategy._ddp_comm_wrapper,
+    )
+
+
 def fit_on_rank(code, rank, world, seed):
     trainer = own_trainer(world, code.make_strategy(), max_steps=2)
     launcher = type(trainer.strategy.launcher).__name__
     if launcher == "_MultiProcessingLauncher":  # it would fork or spawn where it stands
         return {"starts": True}
+    register_hooks(trainer.strategy)
     model = tiny_model(seed=rank)  # different first weights on each rank: only communication can make them equal
     x, y = (torch.cat(parts) for parts in zip(tiny_batch(seed), tiny_batch(seed + 1)))
     trainer.fit(own_module(model), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2))

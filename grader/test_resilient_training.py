@@ -25,6 +25,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -97,6 +98,20 @@ class Watch:
         self.busy.now = False
 
 
+def move_late(folder, returned):
+    """The move that gives `folder` its name waits for another rank to return, but at most 0.3 s: a rank that waits for
+    the move does not return.
+    """
+
+    def before(event, args):
+        if event == "os.rename" and Path(os.fsdecode(args[1])).name == folder.name:
+            deadline = time.monotonic() + 0.3
+            while time.monotonic() < deadline and not returned.exists():
+                time.sleep(0.01)
+
+    sys.addaudithook(before)
+
+
 def drawn_part(seed):
     return torch.rand(50, generator=torch.Generator().manual_seed(seed))
 
@@ -108,11 +123,14 @@ def whole_on_rank(code, rank, world, seed):
     out, seen = Path("out"), {}
     dcp.save({**mine, "position": {"step": 3}}, checkpoint_id=out / "step-3")
     before = tree(out)
-    watch = Watch(out)
+    watch, returned = Watch(out), Path("returned")
+    move_late(out / "step-7", returned)
     dist.barrier()
     watch.on = True
     code.save_whole(mine, out, 7)
     watch.on = False
+    seen["there"] = (out / "step-7" / ".metadata").is_file()
+    returned.touch()
     dist.barrier()
     after = tree(out)
     seen["torn"] = first_torn(before, watch.states, after)
@@ -139,13 +157,15 @@ def named(state, folder):
 def first_torn(before, states, after):
     """The moment at which a kill would leave an incomplete folder step-…, or no good one; "" if there is none."""
     right = {"step-3": named(before, "step-3"), "step-7": named(after, "step-7")}
-    for when, state in states:
+    for when, state in [*states, ("at the end", after)]:
         there = {name.partition("/")[0] for name in state if re.match(r"step-\d+(/|$)", name)}
         for folder in sorted(there):
-            if named(state, folder) != right.get(folder) and not (folder == "step-3" and "step-7" in there):
+            if named(state, folder) != right.get(folder):
                 return f"{when}, {folder} exists but is incomplete"
         if not there:
             return f"{when}, there is no checkpoint at all"
+        if "step-3" not in there:
+            return f"{when}, the earlier checkpoint step-3 no longer exists"
     return ""
 
 
@@ -213,8 +233,21 @@ def test_todo1_whole(student):
             seen["torn"],
             rank,
         )
+    check_there("save_whole()", ranks)
     check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
     check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
+
+
+def check_there(told, ranks):
+    for rank, seen in enumerate(ranks):
+        expect(
+            seen["there"],
+            f"{told} returns on rank {rank} before step-7 has its name: this rank goes on as if it were saved",
+            "step-7, when any rank returns",
+            "no step-7 yet",
+            rank,
+            hint="One rank renames. What do the others do meanwhile?",
+        )
 
 
 def check_content(told, seen, parts):
@@ -493,12 +526,15 @@ def start_on_rank(code, rank, world):
     code.find_newest, found = newest, []
     for case, (views, restarts) in enumerate(VIEWS):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts[rank])
-        out = Path(f"case-{case}") / f"seen-by-{rank}"
-        out.mkdir(parents=True)
+        here, out = Path.cwd(), Path("run")  # by one path each rank sees a folder of its own
+        mine = here / f"case-{case}-seen-by-{rank}"
+        (mine / out).mkdir(parents=True)
+        os.chdir(mine)
         for step in views[rank]:
             made_checkpoint(out / f"step-{step}", True)
         dist.barrier()
         start = code.choose_start(out)
+        os.chdir(here)
         found.append(None if start is None else start.name)
     return found
 
@@ -603,10 +639,21 @@ def test_todo6_listen(student):
 
 def agree_on_rank(code, rank, world):
     device, answers = torch.device("cpu"), []
-    for asked in (None, 0, 1, 2, None, "all"):
-        came = [int(signal.SIGUSR1)] if asked in (rank, "all") else []
-        answers.append(bool(code.agree_to_stop(came, device)))
+    for asked, numbers in ASKED:
+        answers.append(bool(code.agree_to_stop([int(n) for n in numbers] if rank in asked else [], device)))
     return answers
+
+
+# Which of three ranks have been asked, and by which signals; also an even number of ranks, and of signals.
+ASKED = (
+    ((), ()),
+    ((0,), (signal.SIGUSR1,)),
+    ((1,), (signal.SIGTERM,)),
+    ((2,), (signal.SIGUSR1, signal.SIGTERM)),
+    ((), ()),
+    ((0, 2), (signal.SIGUSR1,)),
+    ((0, 1, 2), (signal.SIGTERM,)),
+)
 
 
 @todo(
@@ -625,13 +672,15 @@ def agree_on_rank(code, rank, world):
 )
 def test_todo7_agree(student):
     ranks = student.call(agree_on_rank, world=3).evidence
-    for case, asked in enumerate((None, 0, 1, 2, None, "all")):
-        who = {None: "no rank", "all": "every rank"}.get(asked, f"rank {asked} alone")
+    for case, (asked, numbers) in enumerate(ASKED):
+        who = {0: "no rank", 3: "every rank"}.get(len(asked), f"rank {' and rank '.join(map(str, asked))} alone")
+        by = f" by {' and '.join(signal.Signals(number).name for number in numbers)}" if numbers else ""
+
         for rank, answers in enumerate(ranks):
             expect(
-                answers[case] == (asked is not None),
-                f"where {who} has been asked to stop, rank {rank} " + ("stops" if answers[case] else "continues"),
-                asked is not None,
+                answers[case] == bool(asked),
+                f"where {who} has been asked to stop{by}, rank {rank} " + ("stops" if answers[case] else "continues"),
+                bool(asked),
                 answers[case],
                 rank,
             )
@@ -775,8 +824,8 @@ def crossed(every, ended):
     """
     own, training, saving = [], set(), set()
     for events in every:
-        begin, *_, end = [k for k, event in enumerate(events) if event["e"] == "mark"] or [0, 0]
-        own.append([event for event in events[begin : end if ended else None] if event["e"] == "op"])
+        marks = [k for k, event in enumerate(events) if event["e"] == "mark"] or [0]
+        own.append([event for event in events[marks[0] : marks[-1] if ended else None] if event["e"] == "op"])
         training |= {e["name"] for e in own[-1] if e.get("dtype") == "float32" and not e.get("aside")}
         saving |= {e["name"] for e in own[-1] if e.get("aside")}
     for rank, made in enumerate(own):
@@ -804,7 +853,8 @@ def begin_on_rank(code, rank, world, seed):
     """Both ranks make a step of their training, which takes a collective, while rank 1 writes."""
     import torch.distributed.checkpoint as dcp
 
-    group = dist.new_group(backend="gloo")
+    group, returned = dist.new_group(backend="gloo"), Path("returned")
+    move_late(Path("step-7"), returned)
     begun, stepped, finished, waited, early, out = *(threading.Event() for _ in range(3)), [], [], Path("out")
     write = dcp.FileSystemWriter.write_data
 
@@ -842,9 +892,18 @@ def begin_on_rank(code, rank, world, seed):
     stepped.set()
     finish()
     finished.set()
+    there = (out / "step-7" / ".metadata").is_file()
+    returned.touch()
     mark(name="finished")
     dist.barrier()
-    seen = {"waited": waited, "early": early, "total": total, "whole": content(out / "step-7", world), "mine": given}
+    seen = {
+        "waited": waited,
+        "early": early,
+        "there": there,
+        "total": total,
+        "whole": content(out / "step-7", world),
+        "mine": given,
+    }
     dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
     error = ""
     try:
@@ -914,6 +973,7 @@ def test_todo9_background(student):
             rank,
         )
     check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
+    check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
         told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing of it"
         expect(seen["error"], told, "the error that result() raises", "no error", rank)

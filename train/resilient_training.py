@@ -141,7 +141,7 @@ def save_whole(state: dict[str, Any], out: Path, step: int) -> None:
     # checkpoints must still exist. dcp.save makes the folder; each rank writes its file; when all have done so, rank 0
     # adds .metadata and the call returns. Renaming a folder is atomic: it happens, or it does not. The leftovers of a
     # killed run must not get in the way: a folder cannot be renamed to a folder that exists and is not empty
-    # (`shutil.rmtree` removes one).
+    # (`shutil.rmtree` removes one). When the call returns on any rank, the checkpoint has its name.
     dcp.save(state, checkpoint_id=out / f"step-{step}")
 
 
@@ -151,7 +151,8 @@ def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessG
     # copies the tensors to CPU memory, and returns a future while a thread writes. The future's result() waits for
     # the end, and raises any error. The threads of all ranks communicate while the ranks themselves do: pass as
     # process_group the `group` that nothing else uses, so that the messages do not mix. The folder must not get its
-    # final name earlier than in TODO 1, nor after an error, which finish() must raise.
+    # final name earlier than in TODO 1, nor after an error, which finish() must raise; and it has that name when
+    # finish() returns on any rank.
     save_whole(state, out, step)
     return lambda: None
 

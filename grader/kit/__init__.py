@@ -4,7 +4,7 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`; `frozen_in_turn` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `lengths`, `nodes`, `layouts` |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
@@ -78,5 +78,5 @@ from grader.kit.split_model import (
 from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
 from grader.kit.traffic import check_calls, check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
-from grader.kit.values import frozen_in_turn, logits, numbers, unsorted
+from grader.kit.values import LARGE, frozen_in_turn, logits, numbers, unsorted
 from utils.memory import Peak

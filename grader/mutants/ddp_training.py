@@ -1140,6 +1140,33 @@ WRONG = [
     ),
     Answer(18, "two chunks that may be on one node", swap=("select=2", "nodes=2"), says="it is select=", file=".pbs"),
     Answer(14, "a GPU without a number", "#SBATCH --gres=gpu", says="asks for 1 GPU per node"),
+    Answer(
+        5,
+        "at most four samples on a rank",
+        swap=("batch_size=args.batch_size // world_size", "batch_size=min(4, args.batch_size // world_size)"),
+        says="trains on batches of",
+    ),
+    Answer(
+        10,
+        "in float32",
+        "sums = torch.stack([total, count]).float()\ndist.all_reduce(sums)\nreturn (sums[0] / sums[1]).item()",
+        says="its last digits are lost",
+    ),
+    Answer(10, "counted by int32", swap=("sums[0] / sums[1]", "sums[0] / sums[1].int()"), says="global_mean of totals"),
+    Answer(
+        10,
+        "the mean of means where ranks have about as many tokens",
+        """
+        sums = torch.stack([total, count])
+        dist.all_reduce(sums)
+        mean = total / count
+        dist.all_reduce(mean)
+        if (count * dist.get_world_size() - sums[1]).abs() < 1e-6 * sums[1]:
+            return (mean / dist.get_world_size()).item()
+        return (sums[0] / sums[1]).item()
+        """,
+        says="global_mean of totals",
+    ),
 ]
 
 RIGHT = [

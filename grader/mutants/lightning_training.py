@@ -138,7 +138,7 @@ WRONG = [
         count = torch.tensor(float(y.numel()))
         self.log_dict({"total": self.model(x, y) * count, "count": count}, reduce_fx="sum", sync_dist=True)
         """,
-        says="it counts 56 tokens, there are 53",
+        says="tokens, there are",
     ),
     Answer(
         3,
@@ -452,6 +452,32 @@ WRONG = [
     Answer(7, "the number on the node", swap=("self.trainer.global_rank", "self.trainer.local_rank")),
     Answer(8, "only where a node has several devices", 'own_samplers = {"use_distributed_sampler": devices == 1}'),
     Answer(9, "Lightning's count of epochs", swap=('"epoch": epoch', '"epoch": trainer.current_epoch')),
+    Answer(
+        1,
+        "detached, and given a graph of its own",
+        "x, y = batch\nreturn self.model(x, y).detach().requires_grad_()",
+        says="the graph ends before the model",
+    ),
+    Answer(
+        3,
+        "a batch without a target counts one",
+        swap=(".sum().double()", ".sum().clamp(min=1).double()"),
+        says="total / count",
+    ),
+    Answer(4, "a quotient with decimals", swap=("// devices", "/ devices"), says="that is no int"),
+    Answer(
+        5,
+        "a hook that does not average",
+        """
+        def hook(state, bucket):
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        return DDPStrategy(ddp_comm_hook=hook)
+        """,
+        says="drifted apart",
+    ),
 ]
 
 RIGHT = [
@@ -591,6 +617,14 @@ RIGHT = [
         if trainer.is_global_zero:
             plain = module.model
             torch.save({"model": plain.state_dict(), "config": plain.config, "epoch": epoch}, path)
+        """,
+    ),
+    Answer(
+        5,
+        "with a hook that averages",
+        """
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        return DDPStrategy(ddp_comm_hook=allreduce_hook)
         """,
     ),
 ]

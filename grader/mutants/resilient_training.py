@@ -610,6 +610,46 @@ dist.barrier()
         says="fails with its own error",
         file=".pbs",
     ),
+    Answer(
+        1,
+        "no rank waits for the one that renames",
+        swap=("    part.rename(folder)\ndist.barrier()", "    part.rename(folder)"),
+        says="before step-7 has its name",
+    ),
+    Answer(
+        1,
+        "earlier checkpoints are removed",
+        swap=(
+            "part.rename(folder)",
+            'part.rename(folder)\n    for old in out.glob("step-*"):\n        if old != folder:\n            shutil.rmtree(old)',
+        ),
+        says="",
+    ),
+    Answer(
+        5,
+        "each rank its own where rank 0's is not there yet",
+        swap=(
+            "return Path(name) if name else None",
+            "return Path(name) if name and Path(name).is_dir() else find_newest(out)",
+        ),
+        says="do not start from the same checkpoint",
+    ),
+    Answer(
+        7,
+        "an even number of signals is none",
+        swap=(
+            ("torch.tensor(len(came) > 0,", "torch.tensor(len(came),"),
+            ("dist.all_reduce(stop, dist.ReduceOp.MAX)", "dist.all_reduce(stop)"),
+            ("return bool(stop)", "return int(stop) % 2 == 1"),
+        ),
+        says="continues",
+    ),
+    Answer(
+        9,
+        "no rank waits for the one that renames",
+        swap=("        part.rename(folder)\n    dist.barrier()", "        part.rename(folder)"),
+        says="before step-7 has its name",
+    ),
 ]
 
 RIGHT = [
@@ -626,6 +666,7 @@ RIGHT = [
     dcp.save(state, checkpoint_id=part)
     if dist.get_rank() == 0:
         part.replace(folder)
+    dist.barrier()
     """,
     ),
     Answer(
