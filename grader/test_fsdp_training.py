@@ -150,12 +150,12 @@ def mesh_on_rank(code, rank, world, flags):
     ),
 )
 def test_todo1_mesh(student):
-    world = 4
-    flags = [["--sharding", strategy] for strategy in STRATEGIES] + [["--sharding", "hybrid", "--replicas", "4"]]
+    world = 6  # 2 copies on 3 ranks each are not 3 copies on 2
+    flags = [["--sharding", strategy] for strategy in STRATEGIES] + [["--sharding", "hybrid", "--replicas", "3"]]
     for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags).evidence):
         for more, mesh in zip(flags, meshes, strict=True):
             seen, told = mesh["ranks"], f"with {' '.join(more)} on {world} ranks"
-            copies, shards = (4, 1) if len(more) > 2 else grid(more[1], world)
+            copies, shards = (3, 2) if len(more) > 2 else grid(more[1], world)
             right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
             expect(
                 all(isinstance(row, list) for row in seen),

@@ -19,6 +19,7 @@ without the others. They are in float64 where no data type is part of the questi
 
 import io
 import math
+import warnings
 from argparse import Namespace
 from contextlib import contextmanager
 from functools import partial
@@ -56,6 +57,7 @@ from grader.kit import (
     kind_of,
     mains_on_rank,
     mark,
+    meshes,
     must_have_gradients,
     must_move,
     one_writer,
@@ -64,6 +66,7 @@ from grader.kit import (
     same_report,
     saved_file,
     sent_by,
+    shares,
     todo,
 )
 from utils.data import IGNORE, Windows
@@ -392,9 +395,11 @@ def split_on_rank(code, rank, world, sizes, seed, sequence, n_stages):
     stages = [cut_by_check(model, k, n_stages) for k in range(n_stages)]
 
     def step():
-        if world > 1:
-            for layers in stages:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for layers in stages if world > 1 else ():
                 code.split(layers, mesh, args)
+        lacking = [line.split("'")[1] for line in map(str, (w.message for w in warned)) if "plan key" in line]
         shapes, h = [], x
         mark()
         for layers in stages:
@@ -419,7 +424,8 @@ def split_on_rank(code, rank, world, sizes, seed, sequence, n_stages):
         with torch.no_grad():
             nothing = float(code.loss_of(stages[-1], args, h.detach(), torch.full_like(y, IGNORE)))
         held = {name: elements([p]) for layers in stages for name, p in layers.named_parameters()}
-        return {"loss": float(loss), "grads": grads, "shapes": shapes, "nothing": nothing, "held": held}
+        left = {"loss": float(loss), "grads": grads, "shapes": shapes, "nothing": nothing, "held": held}
+        return left | {"lacking": lacking}
 
     return attempt(step)
 
@@ -488,6 +494,14 @@ def test_todo3_split(student):
                     seen.get("returns"),
                     rank,
                 )
+            expect(
+                not seen["lacking"],
+                f"{told}, split() names layers that a stage lacks, such as {seen['lacking'][:1]}: torch warns of each"
+                " in every run",
+                "the layers that the stage has",
+                seen["lacking"][:3],
+                rank,
+            )
             check_held(told, sizes, world, seen["held"], rank)
             length = sizes["length"] // world if sequence else sizes["length"]
             for stage, shape in enumerate(seen["shapes"]):
@@ -761,7 +775,8 @@ def test_todo5_share(student):
     draw = student.draw("samplers")
     sizes = (draw.choice((61, 67, 71)), draw.choice((11, 13)), draw.choice((7, 13)))
     seed = draw.randrange(100)
-    for shape in ((2, 1, 2, 2), (1, 2, 2, 2), (2, 3, 1, 1), (1, 2, 3, 1), (1, 4, 1, 1), (2, 1, 1, 2)):
+    drawn = [tuple(mesh.get(axis, 1) for axis in AXES) for mesh in meshes(draw, 6, AXES, beside=("dp", "shard"))]
+    for shape in (*drawn, (1, 2, 2, 2), (1, 4, 1, 1)):
         world, told = math.prod(shape), f"with {shaped(shape)}"
         ranks = student.call(samplers_on_rank, world=world, shape=shape, sizes=sizes, seed=seed).evidence
         grid = torch.arange(world).view(shape)
@@ -783,11 +798,11 @@ def test_todo5_share(student):
                     mine[name],
                     rank,
                 )
-        shares = [ranks[int(first)] for first in grid[0, :, :, 0].flatten()]
+        readers = [ranks[int(first)] for first in grid[0, :, :, 0].flatten()]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
             with where(told):
-                each_once(name, [mine[name] for mine in shares], size)
-        check_dealt(told, [mine["train"] for mine in shares], sizes[0], seed, shares[0]["batch"])
+                each_once(name, [mine[name] for mine in readers], size)
+        check_dealt(told, [mine["train"] for mine in readers], sizes[0], seed, readers[0]["batch"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -848,17 +863,17 @@ def test_todo6_divide(student):
         _, dp, shard, tp = shape
         world = math.prod(shape)
         sizes = drawn_sizes(student, tp, "divide", *shape, words=WORDS)
-        shares = student.draw("targets", *shape).sample(range(10, 60), dp * shard)
-        targets = Private([shares[rank // tp % (dp * shard)] for rank in range(world)])
-        told = f"with {shaped(shape)} and {', '.join(map(str, shares))} targets on the data ranks"
+        counts = shares(student.draw("targets", *shape), dp * shard, most=60)  # of a micro-batch none may count
+        targets = Private([counts[rank // tp % (dp * shard)] for rank in range(world)])
+        told = f"with {shaped(shape)} and {', '.join(map(str, counts))} targets on the data ranks"
         run = student.call(divide_on_rank, world=world, shape=shape, sizes=sizes, targets=targets)
         right = student.reference(weights_of, sizes=sizes)
-        factor = dp * shard / sum(shares)
+        factor = dp * shard / sum(counts)
         for rank, seen in enumerate(run.evidence):
             for name, grad in seen["grads"].items():
                 # Numbers of targets may become float32 on their way: 6e-8 of them.
                 check_part(f"{told}, after divide_gradients", name, grad, right[name] * factor, rank, rel=1e-6)
-            own = shares[rank // tp % (dp * shard)]
+            own = counts[rank // tp % (dp * shard)]
             expect(
                 seen["targets"] == own,
                 f"{told}, divide_gradients writes into the n_targets of rank {rank}, which the log still needs",

@@ -48,9 +48,11 @@ from grader.kit import (
     must_move,
     one_writer,
     record_files,
+    rectangles,
     reported,
     same_report,
     saved_file,
+    shares,
     tiny_model,
     todo,
 )
@@ -991,7 +993,6 @@ def check_means(grid, many, right, ranks):
 # TODO 6: gradients over the data axis
 
 GRIDS = (((2, 2, 2),), ((1, 3, 1), (3, 1, 2)))  # of each run: stages, copies, stages a rank
-TARGETS = {1: (17,), 2: (17, 27), 3: (17, 0, 37)}  # of each of so many copies: a short batch may have none
 
 
 def drawn_gradients(module, seed):
@@ -1009,13 +1010,19 @@ def give_gradients(stages, grads):
         parameter.grad = grads[name].clone()
 
 
-def sum_on_rank(code, rank, world, seed, grids):
+def drawn_targets(student, data):
+    """Of each of so many copies; of three, one has none, as a short batch may."""
+    draw = student.draw("targets", data)
+    return shares(draw, data, most=40) if data > 2 else draw.sample(range(10, 40), data)
+
+
+def sum_on_rank(code, rank, world, seed, grids, targets):
     left = []
     for pp, data, turns in grids:
         mesh = made_mesh(pp, data)
         stages = cut_stages(mesh, turns, **LONG)
         give_gradients(stages, drawn_for([stage.submod for stage in stages], seed))
-        n_targets = torch.tensor(TARGETS[data][mesh["data"].get_local_rank()])
+        n_targets = torch.tensor(targets[str(data)][mesh["data"].get_local_rank()])
         before = n_targets.item()
         mark(name="sum")
         code.sum_gradients(stages, n_targets, mesh)
@@ -1025,7 +1032,7 @@ def sum_on_rank(code, rank, world, seed, grids):
     return left
 
 
-def serial_sums(grid, seeds):
+def serial_sums(grid, seeds, targets):
     """For each rank the sum of its row's gradients over the row's targets, and the results easily mistaken for it."""
     pp, data, turns = grid
     found = []
@@ -1033,7 +1040,6 @@ def serial_sums(grid, seeds):
         first, model = rank // data * data, made_model(0, **LONG)
         modules = [cut_stage(model, rank // data + k * pp, pp * turns) for k in range(turns)]
         row = [drawn_for(modules, seeds[first + d]) for d in range(data)]
-        targets = TARGETS[data]
         means = [{name: grad / n for name, grad in grads.items()} for grads, n in zip(row, targets) if n]
         found.append({
             "right": {name: sum(grads[name] for grads in row) / sum(targets) for name in row[0]},
@@ -1062,11 +1068,12 @@ def serial_sums(grid, seeds):
     ),
 )
 def test_todo6_sum_gradients(student):
+    targets = {str(data): drawn_targets(student, data) for data in (1, 2, 3)}
     for grids in GRIDS:
         world = grids[0][0] * grids[0][1]
         seeds, told = student.seeds(world), " and ".join(f"{pp} × {data}" for pp, data, _ in grids)
         try:
-            run = student.call(sum_on_rank, world=world, seed=seeds, grids=grids)
+            run = student.call(sum_on_rank, world=world, seed=seeds, grids=grids, targets=targets)
         except Fault as fault:
             if fault.cause == "mismatch":
                 fault.message += (
@@ -1075,7 +1082,7 @@ def test_todo6_sum_gradients(student):
                 )
             raise
         for k, grid in enumerate(grids):
-            right = student.reference(serial_sums, grid=grid, seeds=[*seeds])
+            right = student.reference(serial_sums, grid=grid, seeds=[*seeds], targets=targets[str(grid[1])])
             ranks = [left[k] for left in run.evidence]
             check_sums(grid, ranks, collectives(cases(run.events)[2 * k]), right)
 
@@ -1400,8 +1407,9 @@ def check_mesh(told, mesh, pp, data, rank):
 
 
 def check_samplers(student):
-    seed = student.draw("samplers").randrange(1000)
-    for pp, data in ((2, 3), (3, 1), (2, 2)):
+    draw = student.draw("samplers")
+    seed = draw.randrange(1000)
+    for pp, data in rectangles(draw, most=6):
         told = f"on {pp} × {data} ranks"
         ranks = student.call(samplers_on_rank, world=pp * data, seed=seed, grid=(pp, data)).evidence
         for rank, seen in enumerate(ranks):
@@ -1419,7 +1427,7 @@ def check_samplers(student):
                 )
         for name, size, k in (("validation", SET_SIZES[1], 1), ("test", SET_SIZES[2], 2)):
             each_once(name, [ranks[d][k] for d in range(data)], size)
-        check_dealt(told, [ranks[d][0] for d in range(data)], SET_SIZES[0], seed, batch=6)
+        check_dealt(told, [ranks[d][0] for d in range(data)], SET_SIZES[0], seed, batch=4 * data)
 
 
 def check_whole_runs(student, serial):

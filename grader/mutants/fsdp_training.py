@@ -26,7 +26,7 @@ WRONG = [
         1,
         "one copy, whatever the strategy",
         f"return init_device_mesh(device.type, (1, world_size), {NAMES})",
-        says="the grid is 1 × 4",
+        says="the grid is 1 × 6",
     ),
     Answer(
         1,

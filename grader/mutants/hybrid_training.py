@@ -436,6 +436,12 @@ WRONG = [
     Answer(10, "rank 0 alone gathers", swap=("if first:\n    stages", "if dist.get_rank() == 0:\n    stages"), says=""),
     Answer(10, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
     Answer(10, "gathered, and thrown away", swap=("full |= weights", "weights"), says="all weights"),
+    Answer(
+        3,
+        "the plan of the whole model",
+        ["parallelize_module(layers, mesh, plan_of(stream_layout(args)))", None],
+        says="names layers that a stage lacks",
+    ),
 ]
 
 RIGHT = [
@@ -478,7 +484,6 @@ RIGHT = [
             None,
         ],
     ),
-    Answer(3, "torch warns, and goes on", ["parallelize_module(layers, mesh, plan_of(stream_layout(args)))", None]),
     Answer(
         3,
         "the loss by hand",

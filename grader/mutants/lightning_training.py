@@ -478,6 +478,21 @@ WRONG = [
         """,
         says="drifted apart",
     ),
+    Answer(
+        6,
+        "the first loader for ever",
+        """
+        if not hasattr(Data, "kept"):
+            world = self.trainer.world_size
+            sampler = DistributedSampler(
+                self.train, world, self.trainer.global_rank, shuffle=True, seed=self.args.seed, drop_last=True
+            )
+            batch_size = self.args.batch_size // world
+            Data.kept = DataLoader(self.train, batch_size=batch_size, sampler=sampler, drop_last=True, **self.common)
+        return Data.kept
+        """,
+        says="the second call in one process",
+    ),
 ]
 
 RIGHT = [

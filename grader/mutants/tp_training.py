@@ -64,7 +64,7 @@ WRONG = [
             'row, rows = mesh.get_local_rank("data"), mesh["data"].size()',
             'row, rows = mesh.get_local_rank("tensor"), mesh["tensor"].size()',
         ),
-        says="split each layer, and read different",
+        says="read",
     ),
     Answer(1, "the row's number among all ranks", swap=('mesh["data"].size()', "mesh.size()"), says=""),
     Answer(
