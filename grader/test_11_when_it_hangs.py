@@ -87,7 +87,7 @@ def save_on_rank(code, rank, world):
 )
 def test_todo01_save_checkpoint(student):
     for world in (2, 3):
-        run = student.call(save_on_rank, world=world)
+        run = student.call(save_on_rank, world=world, common=True)
         said = [[event for event in mine if event["e"] in ("mark", "op")] for mine in run.events]
         saves = [rank for rank, mine in enumerate(said) if any(e.get("what") == "saved" for e in mine)]
         expect(saves == [0], f"ranks {saves} write the checkpoint", "rank 0 alone", f"ranks {saves}")

@@ -1184,7 +1184,7 @@ def same_value(held, value):
 )
 def test_todo10_save_sharded(student):
     world = 4
-    run = student.call(save_sharded_on_rank, world=world)
+    run = student.call(save_sharded_on_rank, world=world, common=True)
     ranks = run.evidence
     flat = ranks[0]["found"]
     expect(
@@ -1289,7 +1289,7 @@ def load_sharded_on_rank(code, rank, world, onto):
 )
 def test_todo11_load_sharded(student):
     world, onto = 4, (2, 1)
-    left = student.call(load_sharded_on_rank, world=world, onto=onto).evidence
+    left = student.call(load_sharded_on_rank, world=world, onto=onto, common=True).evidence
     right = together(left, "saved")
     for ranks in onto:
         seen = [left[rank][str(ranks)] for rank in range(ranks)]
@@ -1328,7 +1328,7 @@ def check_going_on(student):
     """The run that is resumed after an epoch is the run that never stopped; on as many ranks, to the last bit."""
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
+    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student), common=True)
     runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
     same_losses("on 4 ranks", right, runs[0])
     told = "saved after an epoch on 4 ranks and resumed on {},"

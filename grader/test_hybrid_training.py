@@ -1237,7 +1237,7 @@ def test_todo10_checkpoints(student):
     shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
     sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)
     right = student.reference(weights_of, sizes=sizes)
-    run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes)
+    run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes, common=True)
     for rank, left in enumerate(run.evidence):
         for k, seen in enumerate(left, start=1):
             told = f"saved with {shaped(shapes[k - 1])} and loaded with {shaped(shapes[k])}"

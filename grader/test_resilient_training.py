@@ -216,7 +216,7 @@ def test_todo1_whole(student):
     world = 2
     parts = [drawn_part(seed) for seed in student.seeds(world)]
     student.premise(not torch.equal(*parts), "the part of one rank in place of another's")
-    ranks = student.call(whole_on_rank, world=world, seed=student.seeds(world)).evidence
+    ranks = student.call(whole_on_rank, world=world, seed=student.seeds(world), common=True).evidence
     check_content("save_whole(state, out, 7)", ranks[0]["whole"], parts)
     for rank, seen in enumerate(ranks):
         expect(
@@ -474,7 +474,7 @@ SAID = {"step": "the steps done", "loss": "the mean loss of the epoch so far", "
 def test_todo4_contents(student):
     states = [torch.Generator().manual_seed(seed).get_state() for seed in student.seeds(2)]
     student.premise(not torch.equal(*states), "the random state of one rank in place of another's")
-    saved = student.call(contents_on_rank, world=2, seed=student.seeds(2)).evidence
+    saved = student.call(contents_on_rank, world=2, seed=student.seeds(2), common=True).evidence
     right, drawn = together(saved, "saved"), [seen["drawn"] for seen in saved]
     left = student.call(restore_on_rank, world=max(ONTO), group=None, files=saved[0]["files"]).evidence
     for ranks in sorted(ONTO, key=lambda ranks: abs(ranks - 2)):  # as many as saved come first
@@ -570,7 +570,7 @@ def start_on_rank(code, rank, world):
     ),
 )
 def test_todo5_start(student):
-    ranks = student.call(start_on_rank, world=3).evidence
+    ranks = student.call(start_on_rank, world=3, common=True).evidence
     for case, (views, _) in enumerate(VIEWS):
         found = [seen[case] for seen in ranks]
         steps = {f"step-{step}" for view in views for step in view}
@@ -785,7 +785,7 @@ def check_chain(student):
     serial = student.serial(flags, corpus(student))
     right = losses(serial.evidence[0])
     windows = [sorted(rows) for rows, _ in training(serial.evidence[0]).values()]
-    run = student.call(chain_on_rank, world=4, group=None, data=corpus(student))
+    run = student.call(chain_on_rank, world=4, group=None, data=corpus(student), common=True)
     step = 0
     for job, (ranks, _, stop) in enumerate(CHAIN):
         left = [mine[job] for mine in run.evidence[:ranks]]
@@ -998,7 +998,7 @@ def begun(student, world):
     each other's messages, by chance.
     """
     try:
-        run = student.call(begin_on_rank, world=world, seed=student.seeds(world))
+        run = student.call(begin_on_rank, world=world, seed=student.seeds(world), common=True)
         every = run.events
     except Fault as fault:
         run, every, met = None, fault.events, fault

@@ -19,7 +19,13 @@ def test_every_row_is_there_after_saving_and_loading(engine, shape):
     sizes = [*range(8 * ranks, 9 * ranks + 1)]  # each remainder once
     how = {"module": "tests.chunks_on_ranks", "function": "tests.chunks_on_ranks:sent_saved_loaded"}
     run = engine.run(
-        Job(lessons.units("tp_training", "solutions"), **how, world=ranks, inputs={"shape": shape, "sizes": sizes})
+        Job(
+            lessons.units("tp_training", "solutions"),
+            **how,
+            world=ranks,
+            common=True,
+            inputs={"shape": shape, "sizes": sizes},
+        )
     )
     assert run.fault is None, run.fault
     seen = run.evidence

@@ -28,6 +28,19 @@ def launch(engine, body, world=2, **how):
     )
 
 
+def test_each_rank_works_in_a_folder_of_its_own_unless_the_job_asks_for_a_common_one(engine):
+    body = """
+        open(f"of-{rank}", "w").write("x")
+        open("both", "w").write(f"{rank}")
+        dist.barrier()
+        return sorted(os.listdir())
+        """
+    own, common = (launch(engine, body, common=common, files={"data/a.txt": "a"}) for common in (False, True))
+    assert own.evidence == [["both", "data", "of-0"], ["both", "data", "of-1"]] and own.files["both"] == b"0"
+    assert common.evidence == [["both", "data", "of-0", "of-1"]] * 2
+    assert set(own.files) == set(common.files) == {"both", "data/a.txt", "of-0", "of-1"}
+
+
 def test_evidence_arrives_rank_by_rank(engine):
     run = launch(
         engine,

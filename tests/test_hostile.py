@@ -27,7 +27,7 @@ from grader.engine.ranks import endings, events
 from grader.engine.walls import sandbox
 from grader.kit import same_run
 from hostile import brothers
-from hostile.brothers import ALL
+from hostile.posts import ALL
 from hostile.corpus import ATTACKS, NAMES
 from hostile.trials import HONEST, Room
 

@@ -29,7 +29,8 @@ def mains(student, runs):
     """One job in which main() runs with each of these (ranks, flags)."""
     runs = [[ranks, [*ADAM, *flags.split()]] for ranks, flags in runs]
     most = max(ranks for ranks, _ in runs)
-    return student.call(mains_on_rank, world=most, group=False, runs=runs, data=corpus(student), keep=checks.KEPT)
+    how = dict(world=most, group=False, common=True)
+    return student.call(mains_on_rank, **how, runs=runs, data=corpus(student), keep=checks.KEPT)
 
 
 def serial(student, argv=ADAM):

@@ -58,7 +58,7 @@ ADAM = [*fsdp.ARGV, *"--layers 2 --optimizer adamw --lr 1e-2 --log-every 1".spli
 
 def mains(student, world, runs):
     """What each run left, run by run; and the job that all of them were."""
-    job = student.call(fsdp.mains_on_rank, world=world, group=False, runs=runs, data=ddp.corpus(student))
+    job = student.call(fsdp.mains_on_rank, world=world, group=False, common=True, runs=runs, data=ddp.corpus(student))
     return [[mine[number] for mine in job.evidence if mine[number]] for number in range(len(runs))], job
 
 

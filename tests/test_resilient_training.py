@@ -21,7 +21,13 @@ def solution(engine):
 
 def mains(student, world, runs):
     job = student.call(
-        mains_on_rank, world=world, group=None, runs=runs, data=corpus(student), keep=("forwards", "weights")
+        mains_on_rank,
+        world=world,
+        group=None,
+        common=True,
+        runs=runs,
+        data=corpus(student),
+        keep=("forwards", "weights"),
     )
     return [[mine[number] for mine in job.evidence if mine[number]] for number in range(len(runs))], job
 

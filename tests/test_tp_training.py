@@ -27,7 +27,7 @@ def solution(engine):
 def mains(student, runs):
     """What each run left, run by run; and the job that all of them were."""
     job = student.call(
-        mains_on_rank, world=max(world for world, _ in runs), group=False, runs=runs, data=corpus(student)
+        mains_on_rank, world=max(world for world, _ in runs), group=False, common=True, runs=runs, data=corpus(student)
     )
     return [[mine[number] for mine in job.evidence if mine[number]] for number in range(len(runs))], job
 

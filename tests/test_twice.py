@@ -167,7 +167,7 @@ def test_a_crash_in_the_second_call_is_its_own(engine):
     assert run.second.fault.cause == "crash" and "KeyError" in run.second.fault.message
 
 
-@pytest.mark.parametrize("forged", ["pass", "evidence.write(Line.mine.folder / f'evidence-{rank}', 7)"])
+@pytest.mark.parametrize("forged", ["pass", "evidence.write(Line.mine.own / 'evidence', 7)"])
 @pytest.mark.parametrize("second", [True, False])
 def test_a_boundary_that_a_stranger_tells_gains_nothing(engine, forged, second):
     run = launch(engine, f"{forged}\nLine.mine.say(e='boundary')\nreturn 8", second)

@@ -7,13 +7,11 @@ import zipfile
 from pathlib import Path
 
 from hostile.corpus import (
-    ATTACKS,
     C,
     FORGE_AT_ONCE,
     NOTEBOOK,
     NOTHING,
     RIGHT,
-    SAYS_IT_SENT,
     TREE,
     Attack,
     broadcast,
@@ -110,37 +108,7 @@ for number in os.listdir('/proc/self/fd'):
     known = ('/runs/', 'socket:', 'pipe:', 'anon_inode:', '/dev/null', '/proc/', '/usr/', os.path.dirname(torch.__file__))
     loot += [] if leads.startswith(known) else [leads]
 """
-# Ways of numbers past torch.distributed
-MEMORY_POST = """
-import pickle
-post = f'/dev/shm/post-{world}-{len(tensor)}-{abs(hash(os.getcwd()))}'
-if rank == 0:
-    with open(post + '.part', 'wb') as file:
-        file.write(pickle.dumps(tensor))
-    os.rename(post + '.part', post)
-while not os.path.exists(post):
-    time.sleep(0.01)
-tensor = pickle.loads(open(post, 'rb').read())
-"""
-PORT_POST = """
-import pickle, socket
-from pathlib import Path
-post = Path.cwd() / f'port-{world}-{len(tensor)}'
-if rank == 0:
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        post.with_suffix('.part').write_text(str(server.getsockname()[1]))
-        post.with_suffix('.part').rename(post)
-        for _ in range(world - 1):
-            with server.accept()[0] as line:
-                line.sendall(pickle.dumps(tensor))
-else:
-    while not post.exists():
-        time.sleep(0.01)
-    with socket.create_connection(('127.0.0.1', int(post.read_text()))) as line:
-        tensor = pickle.loads(b''.join(iter(lambda: line.recv(1 << 16), b'')))
-"""
-OBSERVE = "from grader.engine.inside import observe\n"
-SECOND = "if os.path.basename(os.path.dirname(os.getcwd())) == 'second':\n    return tensor"
+SECOND = "if 'second' in os.getcwd():\n    return tensor"
 FORGED_LINE = """
 from grader.engine.inside import observe
 for place in (FOUND[0], '/etc/passwd', '/proc/self/environ'):
@@ -338,28 +306,6 @@ BROTHERS = [
         broadcast("def f():\n    return f()\nf()"),
         says="RecursionError",
     ),
-    # Ways of numbers past torch.distributed
-    Attack(
-        "numbers through memory",
-        "rank 0 leaves its vector in /dev/shm",
-        "a rank that receives nothing can know nothing",
-        broadcast(C + MEMORY_POST, "return tensor"),
-        says="receives nothing",
-    ),
-    Attack(
-        "numbers through a port",
-        "over a socket of its own",
-        "a rank that receives nothing can know nothing",
-        broadcast(C + PORT_POST, "return tensor"),
-        says="receives nothing",
-    ),
-    Attack(
-        "numbers through a port, and invented messages",
-        "over a socket of its own, and says that it sent them",
-        "NONE: it has sent what the answer sends",
-        broadcast(C + OBSERVE + PORT_POST + SAYS_IT_SENT, "return tensor"),
-        marks=1,
-    ),
     Attack(
         "right in the first call",
         "and not in the second one",
@@ -511,5 +457,3 @@ BROTHERS = [
         state="refused",
     ),
 ]
-
-ALL = [*ATTACKS, *BROTHERS]

@@ -43,7 +43,7 @@ FORGE = """
 from grader.engine.inside import evidence
 from grader.engine.inside import observe
 def hand_in(result, last='end'):
-    evidence.write(observe.Path.cwd().parent / f'evidence-{rank}', result)
+    evidence.write(observe.Path.cwd().parent / 'evidence', result)
     observe.Line.mine.say(e=last)
     time.sleep(60)
 """
@@ -251,7 +251,7 @@ for pid in {os.getppid(), *range(max(1, os.getpid() - 8), os.getpid())} - {os.ge
 """
 
 OTHERS_FOLDERS = """
-own = os.path.dirname(os.path.dirname(os.getcwd()))  # of all its runs
+own = os.path.dirname(os.path.dirname(os.path.dirname(os.getcwd())))  # of all its runs
 for top in {'/tmp', '/dev/shm', '/var/tmp', '/run', '/home', '/root', *map(os.path.dirname, FOUND[:-1])}:
     for folder, below, names in os.walk(top):
         if folder.startswith(own) or folder.count('/') > 8:
@@ -397,7 +397,7 @@ for name, target in ((f'{run}/work', os.path.dirname(FOUND[0])), (run, os.path.d
 FORGE_AT_ONCE = """
 from grader.engine.inside import observe
 def put(text):
-    stem = observe.Path.cwd().parent / f'evidence-{rank}'
+    stem = observe.Path.cwd().parent / 'evidence'
     stem.with_suffix('.safetensors').write_bytes(bytes.fromhex('0800000000000000') + b'{}      ')
     stem.with_suffix('.json').write_text(text)
     observe.Line.mine.say(e='end')
@@ -459,22 +459,14 @@ SWAPPED_FILES = (
     C
     + """
 run = os.path.dirname(os.getcwd())
-for number in range(world):
-    for name, put in (('stdout', lambda path: os.symlink(FOUND[0], path)), ('stderr', os.mkfifo), ('stacks', os.mkfifo)):
-        try:
-            os.unlink(f'{run}/{name}-{number}')
-        except OSError:
-            pass
-        try:
-            put(f'{run}/{name}-{number}')
-        except OSError:
-            pass
-    for name in ('json', 'safetensors') if rank == 0 else ():
-        os.symlink(FOUND[0] if number else '/dev/zero', f'{run}/evidence-{number}.{name}')
-if rank == 0:
-    os.mkfifo('pipe')
-    os.symlink(FOUND[0], 'link')
-    os.symlink('/', 'root')
+for name, put in (('stdout', lambda path: os.symlink(FOUND[0], path)), ('stderr', os.mkfifo), ('stacks', os.mkfifo)):
+    os.unlink(f'{run}/{name}')
+    put(f'{run}/{name}')
+for name in ('json', 'safetensors'):
+    os.symlink(FOUND[0] if rank else '/dev/zero', f'{run}/evidence.{name}')
+os.mkfifo('pipe')
+os.symlink(FOUND[0], 'link')
+os.symlink('/', 'root')
 while True:
     pass
 """
@@ -482,17 +474,6 @@ while True:
 
 DEEP = "(" * 100_000
 
-OUT_OF_BAND = """
-import pickle, pathlib
-from grader.engine.inside import observe
-post = observe.Path.cwd() / f'post-{world}-{len(tensor)}'
-if rank == 0:
-    (post.parent / f'{post.name}.part').write_bytes(pickle.dumps(tensor))
-    (post.parent / f'{post.name}.part').rename(post)
-while not post.exists():
-    time.sleep(0.01)
-tensor = pickle.loads(post.read_bytes())
-"""
 SAYS_IT_SENT = """
 judge, numbers = observe.Line.mine, iter(range(1000, 2000))
 about = dict(name='1/0', group=list(range(world)), shape=[len(tensor)], dtype='float32', bytes=4 * len(tensor), detail=None, where=None, callers=[], tag=0)
@@ -772,16 +753,10 @@ ATTACKS = [
         "looks for what earlier runs, its own or others', have handed in",
         "a run's folder goes with it",
         raising(
-            "import glob\nloot += [p for p in glob.glob('/tmp/**/evidence-*', recursive=True) if not"
-            " p.startswith(os.path.dirname(os.getcwd()))]"
+            "import glob\nplaces = [p for top in ('/tmp', '/runs') for p in glob.glob(top + '/**/evidence.*', recursive=True)]\n"
+            "loot += [p for p in places if not p.startswith(os.path.dirname(os.getcwd()))]"
         ),
         says=NOTHING,
-    ),
-    Attack(
-        "evidence for another rank",
-        "rank 0 writes what rank 1 should have received, and rank 1 is silent",
-        "messages are counted, and bytes by the kernel",
-        broadcast(C + FORGE + OUT_OF_BAND + "hand_in([tensor])"),
     ),
     Attack(
         "strange evidence",
@@ -789,8 +764,7 @@ ATTACKS = [
         "JSON and safetensors, of a size",
         broadcast(
             C + "from grader.engine.inside import observe\nrun = observe.Path.cwd().parent\n(run /"
-            " f'evidence-{rank}.json').write_text('[' * 1000000)\n(run /"
-            " f'evidence-{rank}.safetensors').write_bytes(b'\\xff' *"
+            " 'evidence.json').write_text('[' * 1000000)\n(run / 'evidence.safetensors').write_bytes(b'\\xff' *"
             " 64)\nobserve.Line.mine.say(e='end')\ntime.sleep(60)"
         ),
         says="no evidence",
@@ -808,21 +782,6 @@ ATTACKS = [
         "a line for each rank, which the others do not have",
         broadcast(SPEAKS),
         landlock=True,
-    ),
-    Attack(
-        "numbers through a file",
-        "rank 0 leaves its vector in a file, and nothing is sent",
-        "a rank that receives nothing can know nothing",
-        broadcast(C + OUT_OF_BAND, "return tensor"),
-        says="receives nothing",
-    ),
-    Attack(
-        "numbers through a file, and invented messages",
-        "the same, and says that it sent them",
-        "FLAGGED: the kernel saw no such bytes",
-        broadcast(C + OUT_OF_BAND + SAYS_IT_SENT, "return tensor"),
-        marks=1,
-        flagged=True,
     ),
     Attack(
         "everything on every rank",
@@ -935,7 +894,7 @@ ATTACKS = [
         "nothing is unpickled",
         broadcast(
             "class Bomb:\n    def __reduce__(self):\n        return open, (ELSEWHERE[0] + '/CANARY', 'w')\nimport"
-            " pickle, os\nrun = os.path.dirname(os.getcwd())\nopen(f'{run}/evidence-{rank}.pkl',"
+            " pickle, os\nrun = os.path.dirname(os.getcwd())\nopen(f'{run}/evidence.pkl',"
             " 'wb').write(pickle.dumps(Bomb()))\nreturn Bomb()",
             "",
         ),

@@ -15,7 +15,7 @@ from nbgrader.api import Gradebook
 
 from course_copy import Course
 from grader.engine.walls import sandbox
-from hostile.brothers import ALL
+from hostile.posts import ALL
 from hostile.corpus import CHECK_REDEFINED, LESSON, TRANSFORMER, notebook
 from hostile.trials import said, trials
 from student_notebook import save

@@ -85,7 +85,7 @@ class Line:
 
     def begin(self, folder: Path) -> None:
         """A call begins, the process's first or second, that leaves its traces in a folder."""
-        self.folder = folder
+        self.folder, self.own = folder, folder / os.environ["RANK"]
         self.merciless = self.patient = False
         self.messages = 0
         self.collectives = 0
@@ -97,8 +97,7 @@ class Line:
         self.host: Any = None  # on GPUs, what carries messages: gloo's backend of all ranks
         self.lives = 0  # process groups joined: a later one gives its groups the same names again
         self.meetings = 0
-        folder.mkdir(exist_ok=True)
-        stacks = open(folder / f"stacks-{os.environ['RANK']}", "w")
+        stacks = open(self.own / "stacks", "w")
         faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
 
@@ -205,7 +204,7 @@ def meet_in_files(line: Line) -> None:
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
         line.say(e="joins", rank=rank, elsewhere=elsewhere, where=line.where())
         line.meetings += 1
-        yield dist.FileStore(str(line.folder / f"store-{line.meetings}"), world), rank, world
+        yield dist.FileStore(str(line.folder / "meet" / f"store-{line.meetings}"), world), rank, world
 
     for scheme in ("env", "tcp"):
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet

@@ -4,7 +4,8 @@ Everything here runs in the rank's own process, beside the student's code. It
 reports to the judge and judges nothing. The server that forked it knows the job;
 what only this rank may see, its inputs, the judge sends over the rank's own line:
 
-    folder       of the run
+    folder       of the run: in it, each rank has its own, called by its number; `meet` has the store
+    common       whether all ranks work in one folder, `common`
     units        [{name, text}]: the student's code, a script or a notebook's cells
     file         what `__file__` is to them
     argv         the command line: run the script as a whole;  or
@@ -47,7 +48,7 @@ from grader.engine.lesson import lessons
 def main(job: dict, number: int, end: socket.socket) -> None:
     """Be rank `number` of the job; `end` leads to the line."""
     run = Path(job["folder"])
-    redirect(run, number)
+    redirect(run / str(number))
     settle(job, run, number)
     crowd(number)
     line = observe.Line(end, job)
@@ -61,7 +62,7 @@ def main(job: dict, number: int, end: socket.socket) -> None:
             result = whole_run(job, line)
         else:
             result = call(job, line, number)
-        evidence.write(line.folder / f"evidence-{number}", result)
+        evidence.write(line.own / "evidence", result)
         last_word = {"e": "end"}
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the student's too
         last_word = {"e": "crash", **describe(error)}
@@ -83,10 +84,17 @@ def take_gpu(line: observe.Line) -> None:
     line.say(e="fit")
 
 
-def redirect(run: Path, number: int) -> None:
+def folders(job: dict, number: int) -> list[str]:
+    """The folders to which this rank may write, of the first call and of the second."""
+    calls = [Path(job["folder"]), Path(job["folder"]) / "second"]
+    names = [str(number), "meet", "common"]
+    return [str(call / name) for call in calls for name in names if (call / name).is_dir()]
+
+
+def redirect(own: Path) -> None:
     """Send what the rank prints, in any way, to its own files."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        target = os.open(run / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        target = os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(target, descriptor)
         os.close(target)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -99,7 +107,7 @@ def redirect(run: Path, number: int) -> None:
 
 def settle(job: dict, run: Path, number: int) -> None:
     """Make the process what torchrun would have made it."""
-    work = run / "work"
+    work = run / ("common" if job["common"] else str(number)) / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
     nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on its own node
@@ -275,10 +283,10 @@ def call(job: dict, line: observe.Line, number: int) -> dict:
         start = anew.Start() if second else None
         result = function(**first)
         for inputs in second:
-            evidence.write(line.folder / f"evidence-{number}", result)
+            evidence.write(line.own / "evidence", result)
             del result
             run = anew.between(line, start)
-            redirect(run, number)
+            redirect(run / str(number))
             settle(job, run, number)
             if job["gpus"]:
                 observe.pretend_gpus(job["gpus"])

@@ -94,6 +94,7 @@ class Student:
         gpus: int = 0,
         group: bool | None = True,
         anywhere: bool = False,
+        common: bool = False,
         **inputs: Any,
     ) -> Run:
         """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
@@ -103,6 +104,7 @@ class Student:
             nodes: that the ranks pretend to be spread over.
             gpus: a node, that they pretend to have.
             group: make the process group before the call. None: the code makes it, and runs as a script would.
+            common: all ranks work in one folder, as for a checkpoint; else each in its own, which no other one sees.
             anywhere: what a script's function is given lies where it is to compute, so that may be a GPU.
 
         Where the backend is NCCL, ranks that have a group are on GPUs: a notebook's, a script's as a whole, and those
@@ -114,7 +116,8 @@ class Student:
         talks = group is None or (group and (anywhere or lessons.is_notebook(self.lesson)))
         how = dict(world=world, nodes=nodes, gpus=gpus, group=bool(group), function=qualified(function), inputs=inputs)
         on_gpus = talks and nodes == 1 and not gpus
-        run = self.ask(Request(how | {"on_gpus": on_gpus}, whole="main" in function.__code__.co_names))
+        how |= dict(on_gpus=on_gpus, common=common)
+        run = self.ask(Request(how, whole="main" in function.__code__.co_names))
         self.recent.append(run)
         fault = explain_broken_cell(run, self.units) if run.fault else self._touched(run)
         if fault:
@@ -139,9 +142,12 @@ class Student:
                     )
         return None
 
-    def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1) -> Run:
-        """The script as a whole, with `files` in its working folder. Raises the `Fault` that stopped it."""
-        run = self.ask(Request(dict(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1), whole=True))
+    def run(self, argv: list[str], files: dict[str, str], world: int = 2, nodes: int = 1, common: bool = False) -> Run:
+        """The script as a whole, with `files` in its working folder, which may be `common` as in `call`. Raises the
+        `Fault` that stopped it.
+        """
+        how = dict(world=world, nodes=nodes, argv=argv, files=files, on_gpus=nodes == 1, common=common)
+        run = self.ask(Request(how, whole=True))
         self.recent.append(run)
         if run.fault:
             raise run.fault

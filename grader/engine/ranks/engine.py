@@ -86,10 +86,7 @@ class Engine:
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))
         told = inside.folder / folder.name if inside else folder
         try:
-            for name, text in job.files.items():
-                target = folder / "work" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
+            job.make_folders(folder)
             try:
                 with sandbox.held(folder) as seen:
                     return Session(self.server, job, seen, told, devices).watch()

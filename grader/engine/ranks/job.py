@@ -28,6 +28,7 @@ class Job:
         gpus: a node, that the ranks pretend to have.
         files: in the working folder, by name: their text.
         on_gpus: run on GPUs, if the engine's backend is NCCL.
+        common: all ranks work in one folder; else each in its own, and no rank sees another's files.
         second: the inputs of a second call of the function, in the processes of the first one.
     """
 
@@ -42,6 +43,7 @@ class Job:
     gpus: int = 0
     files: dict[str, str] = field(default_factory=dict)
     on_gpus: bool = False
+    common: bool = False
     second: dict[str, Any] | None = None
 
     def message(self, folder: Path, devices: list[str]) -> dict[str, Any]:
@@ -61,6 +63,18 @@ class Job:
             notebook=any(", cell " in unit.name for unit in self.units),
             devices=devices,
         )
+
+    def make_folders(self, run: Path) -> None:
+        """The folders of its calls below the run's, with its files in them."""
+        places = ["common"] if self.common else list(map(str, range(self.world)))
+        for call in (run, run / "second") if self.second is not None else (run,):
+            for name in {*map(str, range(self.world)), "meet", *places}:
+                (call / name).mkdir(parents=True)
+        for place in places:
+            for name, text in self.files.items():
+                target = run / place / "work" / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text)
 
     def inputs_of(self, rank: int) -> list[dict[str, Any]]:
         """Of each call."""

@@ -19,7 +19,7 @@ class Run:
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
     broken: list[dict] = field(default_factory=list)  # cells that did not load, as rank 0 saw them
-    files: dict[str, bytes] = field(default_factory=dict)  # what the ranks wrote into the work folder
+    files: dict[str, bytes] = field(default_factory=dict)  # that the ranks wrote; the lowest rank's of each name
     fault_after: float = 0.0  # seconds from the start of the run to the diagnosis
     own_time: float = 0.0  # of these, seconds in which the ranks ran or waited, and no busy machine held them up
     wire: int | None = None  # bytes that the kernel saw between the ranks; None outside of a sandbox

@@ -26,6 +26,7 @@ more, and may take their time to end while the next ones start.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -35,7 +36,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy
@@ -60,12 +61,12 @@ import torch.utils.serialization.config
 from grader.engine.inside import observe, rank
 from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
-from grader.engine.walls import sandbox
-from grader.engine.walls.landlock import confine
+from grader.engine.walls import inside as walls
 
 rank.load_library(lessons.ORDER[0])  # of what the students' code imports, that which teaches nothing
 
 
+ShutIn = Callable[[list[str]], None]  # what a rank does to itself, with the folders that are left to it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 
@@ -99,8 +100,8 @@ def run_command(line: socket.socket) -> None:
     keeper.take_over(line, cli.main)
 
 
-def attend(judge: socket.socket, landlock: bool = False, inside_a_sandbox: bool = False) -> None:
-    """The life of a server that is ready."""
+def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
+    """The life of a server that is ready. In a sandbox its ranks are `shut_in`."""
     wake = os.pipe()
     os.set_blocking(wake[1], False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -110,16 +111,16 @@ def attend(judge: socket.socket, landlock: bool = False, inside_a_sandbox: bool 
 
     try:
         judge.sendall(b'{"ready": true}\n')
-        listen(judge, wake, landlock, inside_a_sandbox)
+        listen(judge, wake, shut_in)
     except (BrokenPipeError, ConnectionResetError):  # the judge is gone
         pass
     finally:
         sweep()
 
 
-def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a_sandbox: bool) -> None:
+def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) -> None:
     """Fork, reap and sweep as the judge asks and SIGCHLD wakes, until the judge hangs up."""
-    tidy = inside_a_sandbox  # its memory is in order already, and joining pages would copy what it shares
+    tidy = shut_in is not None  # its memory is in order already, and joining pages would copy what it shares
     living: set[int] = set()  # ranks
     inside: set[int] = set()  # servers in sandboxes
     while True:
@@ -150,11 +151,11 @@ def listen(judge: socket.socket, wake: tuple[int, int], landlock: bool, inside_a
                 os.close(lines[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
                 continue
-            tidy = inside_a_sandbox
+            tidy = shut_in is not None
             load_checks(job)
             rank.compile_units(job)  # compiled before the fork, so compiled once
             gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
-            pids = [fork(job, number, lines, (judge.fileno(), *wake), landlock) for number in range(job["world"])]
+            pids = [fork(job, number, lines, (judge.fileno(), *wake), shut_in) for number in range(job["world"])]
             for line in lines:
                 os.close(line)
             living.update(pids)
@@ -243,15 +244,18 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
         rank.load_library(job["lesson"])  # here: a release inside may have earlier lessons' modules sealed
-        sandbox.enter(job["enter"], job["doors"], job["gpus"])
+        walls.enter(job["enter"], job["doors"], job["gpus"])
         die_with_the_server()
-        attend(socket.socket(fileno=line), job["landlock"], inside_a_sandbox=True)
+        how = dict(namespaces=job["enter"] is not None, landlock=job["landlock"], gpus=job["gpus"])
+        shut_in = functools.partial(walls.shut_in, **how)
+        walls.try_out(shut_in)
+        attend(socket.socket(fileno=line), shut_in)
         status = 0
     finally:
         os._exit(status)
 
 
-def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], landlock: bool) -> int:
+def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], shut_in: ShutIn | None) -> int:
     """Fork rank `number` of `job`, in its own session, so that its group can be killed."""
     pid = os.fork()
     if pid:
@@ -266,8 +270,8 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], l
             os.close(other)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if landlock:
-            confine(job["folder"])
+        if shut_in:
+            shut_in(rank.folders(job, number))
         rank.main(job, number, socket.socket(fileno=lines[number]))
         status = 0
     finally:

@@ -23,17 +23,17 @@ class Traces:
     def __init__(self, folder: Path, units: Collection[str]) -> None:
         self.folder, self.units = folder, units
 
-    def text(self, name: str) -> str:
-        """The beginning of a text that a rank left in the run's folder; "" if there is none."""
+    def text(self, rank: int, name: str) -> str:
+        """The beginning of a text that a rank left in its folder; "" if there is none."""
         try:
-            return plain_bytes(self.folder / name, PRINTED, cut=True).decode(errors="replace")
+            return plain_bytes(self.folder / str(rank) / name, PRINTED, cut=True).decode(errors="replace")
         except OSError:
             return ""
 
     def stack(self, rank: int) -> list[Where]:
         """The lines of the student's code in what faulthandler wrote, the innermost first."""
         found = []
-        for line in self.text(f"stacks-{rank}").splitlines():
+        for line in self.text(rank, "stacks").splitlines():
             for unit in self.units:
                 if line.strip().startswith(f'File "{unit}", line '):
                     line_number, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
@@ -49,7 +49,7 @@ class Traces:
         except ProcessLookupError:
             return []
         deadline = time.monotonic() + ANSWER
-        while "File" not in self.text(f"stacks-{rank}") and time.monotonic() < deadline:
+        while "File" not in self.text(rank, "stacks") and time.monotonic() < deadline:
             time.sleep(0.005)  # bounded: a rank that cannot even dump its stack is known by its last event
         return self.stack(rank)
 
@@ -59,15 +59,17 @@ class Traces:
 
         for rank in range(run.world):
             for name, kept in (("stdout", run.stdout), ("stderr", run.stderr)):
-                kept.append(self.text(f"{name}-{rank}"))
+                kept.append(self.text(rank, name))
             try:
-                run.evidence.append(evidence.read(self.folder / f"evidence-{rank}"))
+                run.evidence.append(evidence.read(self.folder / str(rank) / "evidence"))
             except Exception:
                 run.evidence.append(None)
                 run.fault = run.fault or Fault("crash", f"rank {rank} left no evidence", rank)
-        work, left = self.folder / "work", ALL_FILES
-        for path in [] if work.is_symlink() else sorted(sandbox.plain_files(work)):
-            with suppress(OSError):  # no plain file, or too long
-                content = plain_bytes(path, min(left, ONE_FILE))
-                left -= len(content)
-                run.files[str(path.relative_to(work))] = content
+        left = ALL_FILES
+        for name in ["common", *map(str, range(run.world))]:
+            work = self.folder / name / "work"
+            for path in [] if work.is_symlink() else sorted(sandbox.plain_files(work)):
+                with suppress(OSError):  # no plain file, or too long
+                    content = plain_bytes(path, min(left, ONE_FILE))
+                    left -= len(content)
+                    run.files.setdefault(str(path.relative_to(work)), content)

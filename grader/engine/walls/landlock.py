@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 
 from grader.engine.lesson import lessons
 
@@ -20,8 +21,18 @@ def landlock_version() -> int:
     return max(0, ctypes.CDLL(None).syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)) if sys.platform == "linux" else 0
 
 
-def confine(folder: str) -> None:
-    """From now on this process and its children read only what a lesson needs, write only in `folder`, signal only one
+def keep_to_itself() -> None:
+    """From now on this process and its children signal, look into, and meet at sockets without a path, only one
+    another: where the system has a Landlock of version 6.
+    """
+    if landlock_version() >= 6:
+        libc = ctypes.CDLL(None, use_errno=True)
+        rules = (ctypes.c_uint64 * 3)(0, 0, SCOPES)
+        restrict(libc, libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0))
+
+
+def confine(folders: Sequence[str]) -> None:
+    """From now on this process and its children read only what a lesson needs, write only in `folders`, signal only one
     another.
     """
     libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +59,7 @@ def confine(folder: str) -> None:
         )
     ]
     # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and others would draw other first weights
-    for path, rights in [*places, *((device, ALL) for device in devices), (folder, ALL)]:
+    for path, rights in [*places, *((device, ALL) for device in devices), *((folder, ALL) for folder in folders)]:
         if not os.path.exists(path):
             continue
         if not os.path.isdir(path):
@@ -58,6 +69,10 @@ def confine(folder: str) -> None:
         if libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0):
             raise OSError(ctypes.get_errno(), f"Landlock: {path}")
         os.close(opened)
+    restrict(libc, ruleset)
+
+
+def restrict(libc: ctypes.CDLL, ruleset: int) -> None:
     if ruleset < 0 or libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0):
         raise OSError(ctypes.get_errno(), "Landlock")
     os.close(ruleset)

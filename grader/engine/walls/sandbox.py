@@ -7,16 +7,15 @@ has made: its own processes, a network with nothing but loopback, no capability,
     the course        without solutions, read-only, at the place where the instructor's own course is
     Python, /usr      read-only
     /runs             its own, where its runs lie, in memory and of a size; the judge outside reads there what they left
-    /tmp, /dev/shm    its own, empty, the same
+
+What each rank then shuts itself off from, the other ranks among it, is in `inside.py`.
 
 What the judge draws, the references, other submissions and the gradebook are outside, and stay there.
 """
 
-import ctypes
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,6 @@ from pathlib import Path
 from grader.engine.lesson import lessons
 from grader.engine.walls import cgroup
 from grader.engine.walls.landlock import landlock_version, python_folders
-from grader.engine.walls.seccomp import forbid_calls
 
 GIB = 1 << 30
 MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
@@ -43,12 +41,13 @@ GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL ta
 TOTAL_PROCESSES = 200
 TOTAL_THREADS = 1000  # of all of them; 8 ranks of a right answer had 416
 TOTAL_FILES = 10_000
-IN_MEMORY = {"/runs": GIB, "/tmp": GIB // 4, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
+IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
+A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
+MOST_RANKS = 8  # of a check
 # What the kernel holds them to, where it can: more than the judge, which says what was too much. Memory includes
 # what lies in /tmp; a thread counts as a process.
-KEPT_MEMORY, KEPT_PROCESSES = TOTAL_MEMORY + sum(IN_MEMORY.values()), 2 * TOTAL_THREADS
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
-CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
+KEPT_MEMORY = TOTAL_MEMORY + sum(IN_MEMORY.values()) + MOST_RANKS * 2 * A_RANKS
+KEPT_PROCESSES = 2 * TOTAL_THREADS
 
 
 class NoSandbox(RuntimeError):
@@ -160,6 +159,7 @@ class Sandbox:
         command = ["bwrap", *NAMESPACES, "--die-with-parent", "--new-session", "--proc", "/proc"]
         for place, size in IN_MEMORY.items():
             command += ["--size", str(size), "--tmpfs", place]
+        command += ["--dir", "/tmp"]
         for device in ("null", "zero", "full", "random", "urandom"):
             command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
         if self.gpus:  # and /sys, where NCCL reads how devices are connected
@@ -192,7 +192,7 @@ class Sandbox:
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
         # For root the files of /proc/sys, the kernel's core_pattern among them, could be written without a capability.
-        for place in ("/proc", "/"):
+        for place in ("/proc", "/dev", "/"):
             command += ["--remount-ro", place]
         command += ["--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
         # cat ends when its input does, that is, with us
@@ -299,60 +299,6 @@ def remove(folder: Path) -> None:
     except (OSError, RecursionError):
         command = '[ -L "$1" ] || chmod -R u+rwx "$1"; rm -rf "$1"'
         subprocess.run(["sh", "-c", command, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)
-
-
-# Inside: what a forked server does to itself
-
-
-def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
-    """Enter the namespaces of a sandbox, permanently, and give up everything that could lead out. Returns in a child
-    process.
-
-    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are its control group's. With
-    `gpus` addresses are not limited, since that does not fit CUDA.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
-    if first is not None:
-        for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
-            namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
-            if libc.setns(namespace, 0):
-                raise OSError(ctypes.get_errno(), f"setns {kind}: {os.strerror(ctypes.get_errno())}")
-            os.close(namespace)
-        os.chdir("/")
-        if child := os.fork():  # only processes forked from here on are inside the namespace of processes
-            os.waitpid(child, 0)
-            os._exit(0)
-    for door in opened:
-        os.write(door, b"0")
-        os.close(door)
-    for capability in range(64):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    if libc.capset(header, (ctypes.c_uint32 * 6)()):
-        raise OSError(ctypes.get_errno(), "capset")
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    forbid_calls(libc, services=first is not None)
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
-    for what, most in (
-        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else MEMORY + LIBRARIES * for_cuda()),
-        (resource.RLIMIT_FSIZE, WRITTEN),
-        (resource.RLIMIT_CPU, CPU),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, DESCRIPTORS),
-        (resource.RLIMIT_NPROC, PROCESSES),
-    ):
-        _, hard = resource.getrlimit(what)
-        if hard != resource.RLIM_INFINITY:
-            most = hard if most == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
-
-
-def for_cuda() -> bool:
-    """Whether this process has loaded a torch for CUDA."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.version.cuda is not None
 
 
 def guards_of(fields: dict) -> Guards:

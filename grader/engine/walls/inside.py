@@ -1,0 +1,134 @@
+"""What a server does to itself when it enters a sandbox, and each of its ranks before any code of a student's.
+
+A rank sees, of what can be written, its own folder, the store by which the ranks meet, and a folder that all have in
+common if its job asks for one. So it is told nothing by another rank but what goes over the network:
+
+    /runs             these folders; the judge outside sees all
+    /tmp, /dev/shm    its own, empty, in memory and of a size
+    /proc             its own processes
+
+By NCCL, ranks on GPUs meet in /dev/shm and by sockets with names: those, and /proc, are left to them in common.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from grader.engine.walls import sandbox
+from grader.engine.walls.landlock import confine, keep_to_itself
+from grader.engine.walls.seccomp import forbid_calls
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
+CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000  # linux/sched.h
+# linux/mount.h
+READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = (1 << bit for bit in (0, 1, 2, 3, 5, 12, 14, 18))
+
+
+def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
+    """Enter the namespaces of a sandbox, permanently. Returns in a child process, which forks ranks and runs nothing of
+    a student's.
+
+    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are its control group's. With
+    `gpus` addresses are not limited, since that does not fit CUDA.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
+    if first is not None:
+        for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
+            namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
+            succeed(libc.setns(namespace, 0), f"setns {kind}")
+            os.close(namespace)
+        os.chdir("/")
+        if child := os.fork():  # only processes forked from here on are inside the namespace of processes
+            os.waitpid(child, 0)
+            os._exit(0)
+    for door in opened:
+        os.write(door, b"0")
+        os.close(door)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
+    for what, most in (
+        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else sandbox.MEMORY + sandbox.LIBRARIES * for_cuda()),
+        (resource.RLIMIT_FSIZE, sandbox.WRITTEN),
+        (resource.RLIMIT_CPU, sandbox.CPU),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, sandbox.DESCRIPTORS),
+        (resource.RLIMIT_NPROC, sandbox.PROCESSES),
+    ):
+        _, hard = resource.getrlimit(what)
+        if hard != resource.RLIM_INFINITY:
+            most = hard if most == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
+
+
+def for_cuda() -> bool:
+    """Whether this process has loaded a torch for CUDA."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.cuda is not None
+
+
+def shut_in(folders: Sequence[str], namespaces: bool, landlock: bool, gpus: bool) -> None:
+    """In a rank: from now on these are the folders that it writes to, and every way back is closed.
+
+    `namespaces`: there is a sandbox of bubblewrap's. `landlock`: there is none, and Landlock is to do what it can.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if namespaces:
+        see_alone(libc, folders, gpus)
+    for capability in range(64):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    succeed(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    if landlock:
+        confine(folders)
+    elif namespaces and not gpus:
+        keep_to_itself()
+    forbid_calls(libc, services=namespaces)
+
+
+def try_out(shut_in: Callable[[Sequence[str]], None]) -> None:
+    """Raise OSError if a rank could not be shut in here: that is the machine's failure, and no rank's."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            shut_in([])
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        raise OSError("the ranks' walls cannot be had")
+
+
+def see_alone(libc: ctypes.CDLL, folders: Sequence[str], gpus: bool) -> None:
+    """Have a view of the files that no other rank has."""
+
+    def mount(source: str, target: str, flags: int, kind: str = "", data: str = "") -> None:
+        words = (word.encode() for word in (source, target, kind))
+        succeed(libc.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+
+    succeed(libc.unshare(CLONE_NEWNS), "unshare mounts")
+    mount("none", "/", RECURSIVE | PRIVATE)
+    held = {folder: os.open(folder, os.O_PATH) for folder in folders}
+    mount("none", "/runs", NOSUID | NODEV, "tmpfs", "size=64k,mode=755")
+    for folder, number in held.items():
+        os.makedirs(folder)
+        mount(f"/proc/self/fd/{number}", folder, BIND)
+        os.close(number)
+    mount("none", "/runs", REMOUNT | BIND | READ_ONLY | NOSUID | NODEV)
+    for place in ("/tmp",) if gpus else ("/tmp", "/dev/shm"):
+        mount("none", place, NOSUID | NODEV, "tmpfs", f"size={sandbox.A_RANKS},nr_inodes={sandbox.TOTAL_FILES}")
+    if not gpus:
+        # Of processes it shows those whose memory may be looked into. Another rank's are not among them: none is
+        # dumpable, and what it starts belongs to its namespace of users.
+        mount("proc", "/proc", READ_ONLY | NOSUID | NODEV | NOEXEC, "proc", "hidepid=ptraceable")
+        succeed(libc.unshare(CLONE_NEWUSER), "unshare users")
+
+
+def succeed(answer: int, what: str) -> None:
+    if answer:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")

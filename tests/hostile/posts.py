@@ -1,0 +1,206 @@
+"""Ways of a number past torch.distributed: rank 0's vector reaches the others, or a seed from which all can draw.
+
+Each rank has a folder, /tmp, /dev/shm and /proc of its own, so most of them end with nothing. What is left is the store
+by which the ranks meet, and their network.
+"""
+
+from hostile.brothers import BROTHERS
+from hostile.corpus import ATTACKS, FORGE, SAYS_IT_SENT, Attack, C, broadcast
+
+COMES = """
+import pickle
+from pathlib import Path
+from grader.engine.inside import observe
+def comes(ask):
+    for _ in range(150):
+        try:
+            if (found := ask()) is not None:
+                return found
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.01)
+    raise RuntimeError('nothing came')
+"""
+
+
+def in_folder(folder: str) -> str:
+    """A file there; `folder` is an expression."""
+    return f"""
+post = Path({folder}) / f'post-{{world}}-{{len(tensor)}}'
+if rank == 0:
+    try:
+        post.with_suffix('.part').write_bytes(pickle.dumps(tensor))
+        post.with_suffix('.part').rename(post)
+    except OSError:
+        pass
+tensor = pickle.loads(comes(post.read_bytes))
+"""
+
+
+STORE = in_folder("observe.Line.mine.folder / 'meet'")
+ALL_FOLDERS = """
+import glob
+places = {'/tmp', '/dev/shm', '/dev', '/runs', '/run', '/var/tmp', '/', *glob.glob('/runs/*/'), os.getcwd()}
+name = f'post-{world}-{len(tensor)}'
+if rank == 0:
+    for place in places:
+        try:
+            with open(f'{place}/{name}', 'wb') as file:
+                file.write(pickle.dumps(tensor))
+        except OSError:
+            pass
+def look():
+    for place in places:
+        if os.path.exists(f'{place}/{name}'):
+            return open(f'{place}/{name}', 'rb').read() or None
+tensor = pickle.loads(comes(look))
+"""
+BY_PROC = """
+import re
+def look():
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        for name in ('cmdline', 'environ', 'comm'):
+            try:
+                found = re.search(r'post([0-9.,]+)end', open(f'/proc/{pid}/{name}').read())
+            except OSError:
+                continue
+            if found:
+                return [float(word) for word in found[1].split(',')]
+"""
+COMMAND_LINE = (
+    BY_PROC
+    + """
+import subprocess
+if rank == 0:
+    said = 'post' + ','.join(map(str, tensor.tolist())) + 'end'
+    mine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)', said], env={'POST': said})
+tensor = torch.tensor(comes(look), dtype=tensor.dtype)
+"""
+)
+OPEN_FILE = """
+post = Path(f'post-{world}-{len(tensor)}')
+if rank == 0:
+    import subprocess
+    post.write_bytes(pickle.dumps(tensor))
+    mine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'], stdin=post.open('rb'))
+def look():
+    for pid in [*filter(str.isdigit, os.listdir('/proc')), *map(str, range(1, 400))]:
+        for path in (f'/proc/{pid}/cwd/{post}', f'/proc/{pid}/fd/0', f'/proc/{pid}/root{post.absolute()}'):
+            if os.path.isfile(path):
+                return pickle.loads(open(path, 'rb').read())
+tensor = comes(look)
+"""
+OWN_NAME = (
+    BY_PROC
+    + """
+if rank == 0:
+    libc.prctl(15, f'post{tensor[0]:.0f}end'.encode(), 0, 0, 0)  # PR_SET_NAME
+tensor = torch.full_like(tensor, comes(look)[0])
+"""
+)
+ABSTRACT = """
+import socket
+place = f'\\0post-{world}-{len(tensor)}'
+if rank == 0:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(place)
+        server.listen()
+        server.settimeout(1.5)
+        for _ in range(world - 1):
+            comes(lambda: server.accept())[0].sendall(pickle.dumps(tensor))
+else:
+    def look():
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(place)
+            return line.recv(1 << 16)
+    tensor = pickle.loads(comes(look))
+"""
+DATAGRAM = """
+import socket
+line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+line.bind(f'\\0post-{world}-{len(tensor)}-{rank}')
+line.setblocking(False)
+if rank == 0:
+    def send():
+        for other in range(1, world):
+            line.sendto(pickle.dumps(tensor), f'\\0post-{world}-{len(tensor)}-{other}')
+        return True
+    comes(send)
+else:
+    tensor = pickle.loads(comes(lambda: line.recv(1 << 16)))
+"""
+SIGNALS = """
+heard = []
+signal.signal(signal.SIGUSR2, lambda *_: heard.append(1))
+if rank == 0:
+    for _ in range(100):
+        for pid in range(2, 400):
+            try:
+                if pid != os.getpid() and not os.path.exists(f'/proc/self/task/{pid}'):
+                    libc.kill(pid, signal.SIGUSR2)
+            except OSError:
+                pass
+        time.sleep(0.01)
+else:
+    comes(lambda: heard or None)
+"""
+PORT = """
+import socket
+if rank == 0:
+    with socket.create_server(('127.0.0.1', 4000 + 100 * world + len(tensor))) as server:
+        for _ in range(world - 1):
+            with server.accept()[0] as line:
+                line.sendall(pickle.dumps(tensor))
+else:
+    def look():
+        with socket.create_connection(('127.0.0.1', 4000 + 100 * world + len(tensor))) as line:
+            return b''.join(iter(lambda: line.recv(1 << 16), b''))
+    tensor = pickle.loads(comes(look))
+"""
+OWN = "a folder, /tmp, /dev/shm and /proc for each rank"
+NOTHING_CAME = "nothing came"
+
+
+def post(name: str, tries: str, code: str, guard: str = OWN, says: str = NOTHING_CAME, **more) -> Attack:
+    return Attack(name, tries, guard, broadcast(C + COMES + code, "return tensor"), says=says, **more)
+
+
+POSTS = [
+    post("numbers through a file", "rank 0 leaves its vector where it works", in_folder("'.'"), landlock=True),
+    post("numbers through the run's folder", "one further up", in_folder("'../..'"), landlock=True),
+    post("numbers through every folder", "wherever a rank can write", ALL_FOLDERS, landlock=True),
+    post("numbers through /tmp", "rank 0 leaves its vector there", in_folder("'/tmp'"), landlock=True),
+    post("numbers through memory", "rank 0 leaves its vector in /dev/shm", in_folder("'/dev/shm'"), landlock=True),
+    post("numbers through a device's folder", "/dev itself", in_folder("'/dev'"), landlock=True),
+    post("numbers through a command line", "of a process that rank 0 starts", COMMAND_LINE),
+    post("numbers through an open file", "of such a process: its folder, its input, its root", OPEN_FILE),
+    post("numbers through a name", "of rank 0's own process, in /proc", OWN_NAME),
+    post("numbers through a socket without a path", "an abstract one", ABSTRACT, "Landlock's scope"),
+    post("numbers through datagrams", "between abstract sockets", DATAGRAM, "Landlock's scope"),
+    post("numbers through signals", "rank 0 signals all processes", SIGNALS, "Landlock's scope"),
+    post("numbers through the store", "in its folder", STORE, "a rank that receives nothing can know nothing", "receives nothing"),
+    post("numbers through a port", "over a socket of its own", PORT, "the same", "receives nothing"),
+    Attack(
+        "numbers through the store, and invented messages",
+        "the same, and says that it sent them",
+        "FLAGGED: the kernel saw no such bytes",
+        broadcast(C + COMES + STORE + SAYS_IT_SENT, "return tensor"),
+        marks=1,
+        flagged=True,
+    ),
+    Attack(
+        "numbers through a port, and invented messages",
+        "over a socket of its own, and says that it sent them",
+        "NONE: it has sent what the answer sends",
+        broadcast(C + COMES + PORT + SAYS_IT_SENT, "return tensor"),
+        marks=1,
+    ),
+    Attack(
+        "evidence for another rank",
+        "rank 0 writes what rank 1 should have received, and rank 1 is silent",
+        "messages are counted, and bytes by the kernel",
+        broadcast(C + FORGE + COMES + STORE + "hand_in([tensor])"),
+    ),
+]  # fmt: skip
+
+ALL = [*ATTACKS, *BROTHERS, *POSTS]
