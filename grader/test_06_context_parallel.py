@@ -27,6 +27,7 @@ import weakref
 import torch
 
 from grader.kit import (
+    CROSSED,
     Fault,
     Line,
     Wrong,
@@ -34,7 +35,9 @@ from grader.kit import (
     check_answers,
     check_refusals,
     collectives,
+    crossed,
     expect,
+    hinted,
     kind_of,
     as_evidence,
     check_tensor,
@@ -614,6 +617,21 @@ def through_ring_on_rank(code, rank, world, seed):
     return found
 
 
+def crossed_on_rank(code, rank, world, seed, shape):
+    """Through the student's Function twice, with different blocks, at the same time."""
+    passes = []
+    for number, dealt in enumerate(CROSSED_WAYS):
+        *given, grad = draw(seed + number, shape, "float32", 4)
+        blocks = blocks_of(rank, world, shape[2], dealt)
+
+        def through(q, k, v, blocks=blocks):
+            return code.RingAttention.apply(q, k, v, blocks, rank, world)
+
+        passes.append((through, [tensor.requires_grad_() for tensor in given], grad))
+    return crossed(passes)
+
+
+CROSSED_WAYS = "everything", "zig-zag"
 SPOKEN = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -691,6 +709,20 @@ def test_todo3_backward(student):
         f"between forward and backward pass of RingAttention, {shape[2]} tokens per rank", saved, nbytes(shape, dtype)
     )
     check_does_not_grow(f"the backward pass of RingAttention, {shape[2]} tokens per rank", alive, nbytes(shape, dtype))
+    with hinted(CROSSED):
+        check_crossed(student)
+
+
+def check_crossed(student):
+    world, shape = 2, (1, 2, 4, 4)
+    seeds = student.seeds(world)
+    asked = [([seed + number for seed in seeds], shape, 1.0, dealt) for number, dealt in enumerate(CROSSED_WAYS)]
+    rights = student.reference(wholes, asked=asked)
+    ranks = student.call(crossed_on_rank, world=world, seed=seeds, shape=shape).evidence
+    for number, right in enumerate(rights):
+        what = f"RingAttention with the blocks of two layers, both forward passes first: layer {number + 1}"
+        grads = [dict(zip("qkv", mine[number])) for mine in ranks]
+        check_gradients(what, grads, right["ranks"], 4 * tolerance("float32", right["largest"]), "float32")
 
 
 def check_gradients(what, seen, right, rel, dtype):

@@ -10,6 +10,7 @@
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
+| two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `kind_of`, in words |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
@@ -39,7 +40,16 @@ from grader.engine.ranks.messages import Collective, cases, collectives, rehears
 from grader.engine.ranks.run import Run
 from grader.kit.launches import LOCAL, check_launches, is_first_node
 from grader.kit.messages import WAITING, sound
-from grader.kit.on_rank import answers_on_rank, as_evidence, mains_on_rank, plain, plain_name, raised, saved_file
+from grader.kit.on_rank import (
+    answers_on_rank,
+    as_evidence,
+    crossed,
+    mains_on_rank,
+    plain,
+    plain_name,
+    raised,
+    saved_file,
+)
 from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
 from grader.kit.refusals import check_refusals
 from grader.kit.scripts import (
@@ -75,7 +85,7 @@ from grader.kit.split_model import (
     must_have_gradients,
     parameters,
 )
-from grader.kit.tensors import check_given, check_shape, check_tensor, difference, name_of, near
+from grader.kit.tensors import CROSSED, check_given, check_shape, check_tensor, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
 from grader.kit.traffic import check_calls, check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
 from grader.kit.values import LARGE, frozen_in_turn, logits, numbers, unsorted

@@ -1,6 +1,6 @@
 """What the checks have in common on a rank: it runs beside the student's code, and judges nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,21 @@ def as_evidence(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_evidence(part) for part in value]
     return value if isinstance(value, (int, float, str, type(None))) else kind_of(value)
+
+
+def crossed(passes: Sequence[tuple[Callable, Sequence[torch.Tensor], torch.Tensor]]) -> list[Any]:
+    """Forward passes, one after the other, and only then their backward passes, the first one first: as two layers of
+    one kind, or two micro-batches. A pass: a function, the tensors that it takes, and the gradient of its output.
+    Returns their gradients, as they are when all passes are over; None where autograd has no way to them.
+    """
+    outs = [(function(*tensors), tensors, grad) for function, tensors, grad in passes]
+    found = [
+        torch.autograd.grad(out, tensors, grad, allow_unused=True)
+        if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == grad.shape
+        else None
+        for out, tensors, grad in outs
+    ]
+    return as_evidence(found)
 
 
 def plain_name(name: str) -> str:

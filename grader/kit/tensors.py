@@ -13,6 +13,11 @@ import torch
 from grader.engine.judge.verdict import Wrong, expect
 from grader.kit.predictions import known
 
+# The hint where `crossed` passes are wrong.
+CROSSED = (
+    "Here a second forward pass comes before the backward pass of the first one. What belongs to one call must be kept"
+    " where no other call writes: in its own ctx."
+)
 SIMPLE = [n for k in range(2, 33) for n in (float(k), 1 / k)]  # factors that are told of a single number
 
 

@@ -24,6 +24,8 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
                                      a function of the student's has returned what its signature does not promise
     {"e": "touched", "name": "attend", "argument": "k", "change": "is written into"}
                                      a function of the student's has done that to what it was given
+    {"e": "overwritten", "name": "gathered"}
+                                     and this to what it had returned before
     {"e": "boundary"}                of two calls, the rank has returned from the first: it waits until all ranks have
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}

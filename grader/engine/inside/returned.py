@@ -1,23 +1,35 @@
 """What the student's functions return, where it is not what their signature promises, and what they have done to the
-tensors that they were given: told to the judge.
+tensors that they were given, or had returned before: told to the judge.
 
 A check's rank code, and code that was given, go on with what they got and break where they stand, on None most often:
 then that line says nothing to the student. So a function that keeps its promise is not noted; of those that do not, the
 first is, and the first that returns None.
 """
 
+import ctypes
 import functools
 import inspect
 import threading
 import types
+import zlib
 from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
 
-from grader.engine.inside.given import Given
+import torch
+import torch.distributed as dist
+from torch.autograd.function import FunctionCtx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from grader.engine.inside.given import LARGEST, Given, items, tensors_in
 
 NOTHING = "None"
+# What these arguments hold is known, so whatever else is returned is the function's own. A model or an optimizer may
+# return its own tensors, call after call.
+OPEN = (torch.Tensor, torch.dtype, dist.ProcessGroup, dist.Work, FunctionCtx, types.FunctionType)
+OPEN += (int, float, str, slice, list, tuple, dict, type(None))
 told: list[str] = []  # what was returned, each once: a rank is its own process
 running = threading.local()  # whether a function of the student's is
+before: dict[str, list[tuple[StorageWeakRef, int]]] = {}  # function -> the memory of its results, and their numbers
 
 
 def listen(student: types.ModuleType, say: Callable[..., None]) -> None:
@@ -58,6 +70,8 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
                 running.function = None
             for argument, change in given.changes().items():
                 tell("touched", argument=argument, change=change)
+            if overwrites(function.__qualname__, given, value):
+                tell("overwritten")
         if not keeps(value, wanted) and (not told or (value is None and NOTHING not in told)):
             told.append(kind_of(value))
             tell("strange", returned=told[-1], promised=said(wanted))
@@ -65,6 +79,28 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
         return heard(value, say) if returns_one else value
 
     return call
+
+
+def overwrites(name: str, given: Given, value: Any) -> bool:
+    """Whether a result is in the memory of an earlier result of this function, whose numbers have changed since: a
+    buffer that was made once. Nothing is kept alive to know that.
+    """
+    if not all(isinstance(part, OPEN) for argument in given.values.values() for part in items(argument)):
+        return False
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in given.tensors.values()}
+    results = (tensor for _, tensor in tensors_in("", value) if tensor.device.type == "cpu")
+    mine = [storage for tensor in results if (storage := tensor.untyped_storage()).data_ptr() not in theirs]
+    found = [(StorageWeakRef(storage), numbers_in(storage)) for storage in mine]
+    known = [(memory, numbers) for memory, numbers in before.get(name, []) if not memory.expired()]
+    before[name] = known + found
+    return any(memory.cdata == old.cdata and now != then for memory, now in found for old, then in known)
+
+
+def numbers_in(storage: torch.UntypedStorage) -> int:
+    """A checksum of its bytes; 0 where there are none to look at."""
+    if not 0 < storage.nbytes() <= LARGEST or not storage.data_ptr():
+        return 0
+    return zlib.crc32((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
 
 
 @functools.cache

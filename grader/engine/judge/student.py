@@ -22,6 +22,7 @@ from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
 
 
+AGAIN = "Is there a tensor that is made once, for all calls? Each result needs one of its own."
 IN_PLACE = "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Whose is it?"
 
 
@@ -126,9 +127,15 @@ class Student:
         return run
 
     def _touched(self, run: Run) -> Fault | None:
-        """What the student's functions were given is as it was, unless the TODO allows to change it."""
+        """What the student's functions were given is as it was, unless the TODO allows to change it; and so is what they
+        have returned.
+        """
         for rank, touched in sorted(run.touched.items()):
             for event in touched:
+                if event["e"] == "overwritten":
+                    told = f"{event['name']}: what an earlier call has returned is overwritten by a later one"
+                    right, seen = "a new tensor from each call", "the same memory, with different numbers"
+                    return Fault("wrong_value", told, rank, event["where"], expected=right, seen=seen, hint=AGAIN)
                 name, argument, change = (event[field] for field in ("name", "argument", "change"))
                 if re.match(r"\w*", argument)[0] not in self.in_place:
                     return Fault(

@@ -18,6 +18,7 @@ NEEDED = {
     "again": {"of", "where"},
     "strange": {"name", "returned", "promised", "where"},
     "touched": {"name", "argument", "change", "where"},
+    "overwritten": {"name", "where"},
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},

@@ -15,7 +15,7 @@ class Run:
     evidence: list[Any] = field(default_factory=list)
     events: list[list[dict]] = field(default_factory=list)
     strange: dict[int, dict] = field(default_factory=dict)  # by rank: a promise of a signature not kept
-    touched: dict[int, list[dict]] = field(default_factory=dict)  # by rank: what functions did to what they were given
+    touched: dict[int, list[dict]] = field(default_factory=dict)  # by rank: what functions did to tensors of others
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
     broken: list[dict] = field(default_factory=list)  # cells that did not load, as rank 0 saw them

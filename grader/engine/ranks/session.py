@@ -204,7 +204,7 @@ class Session:
             return
         if event["e"] == "boundary" and (self.job.second is None or self.first or self.endings.returned(rank)):
             raise ValueError("no call ends here")
-        if event["e"] == "touched":
+        if event["e"] in ("touched", "overwritten"):
             self.run.touched.setdefault(rank, []).append(event)
             return
         if event["e"] == "strange":
