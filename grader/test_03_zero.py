@@ -31,6 +31,7 @@ from torch import nn
 from grader.kit import (
     Private,
     as_evidence,
+    check_shape,
     check_tensor,
     name_of,
     near,
@@ -795,6 +796,7 @@ def check_weights(told, ranks, right, sharded):
         for rank, copy in enumerate(copies):
             whose = "" if sharded else f" on rank {rank}"
             still = ": it has not changed" if moved and torch.equal(copy, first) else ""
+            check_shape(f"{told}, {name}{whose}", copy, weight.shape, weight.dtype, rank)
             expect(
                 near(copy - first, weight - first, REL, MOVED),
                 f"{told}, {name}{whose} is not what one process has after the last step{still}",

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grader.kit import (
+    as_evidence,
     cases,
     check_answers,
     check_refusals,
@@ -277,8 +278,8 @@ def whole_numbers(seed, number, shape, dtype, turned):
 
 
 def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zeros):
-    """A function forward and backward: what comes out, and what was sent, in four marked cases; then once more, with
-    other numbers, to catch a buffer that is kept and overwritten.
+    """A function forward and backward: what comes out, and what was sent, in four marked cases; around its backward pass
+    once more, with different numbers, to catch what is kept and overwritten.
     """
     most, turned = 0 if zeros and rank == world - 1 else 1, turned and rank % 2 == 0
     x = (most * whole_numbers(seed, 1, shape, dtype, turned)).requires_grad_()
@@ -292,6 +293,8 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
     if not all_right(fault):
         return {"fault": fault}
     seen = {"fault": "", "y": y.detach().clone()}
+    other = (x.detach() + 1).requires_grad_()
+    other_y = getattr(code, name)(other)
     mark()
     try:
         (gradient,) = torch.autograd.grad(y, x, upstream, allow_unused=True)  # itself, and not a copy as x.grad
@@ -304,8 +307,7 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
         return seen | {"gradient fault": fault}
     seen["untouched"] = [torch.equal(x, kept[0]), torch.equal(upstream, kept[1])]
     seen |= {"gradient fault": "", "gradient": gradient.clone()}
-    other = (x.detach() + 1).requires_grad_()
-    torch.autograd.grad(getattr(code, name)(other), other, upstream + 1)
+    torch.autograd.grad(other_y, other, upstream + 1)
     seen["lasting"] = [torch.equal(y, seen["y"]), torch.equal(gradient, seen["gradient"])]
     return seen
 
@@ -1068,13 +1070,29 @@ def test_todo6_embedding(student):
             words = draw.choice([n for n in range(11, 30) if has_all(n, world) and (world == 1 or n % world)])
             trials[world].append(drawn(draw, "embedding", draw.randrange(3, 7), words, frozen=frozen))
     one = dict(seed=draw.randrange(1 << 30), words=11, width=4)
-    done = check_layers(student, layer_jobs(student, trials), [(3, one_word_on_rank, one, None)])
+    more = [(3, one_word_on_rank, one, None), (1, joined_words_on_rank, one, None)]
+    done = check_layers(student, layer_jobs(student, trials), more)
+    ((_, _, (seen,), _),) = done[joined_words_on_rank]
+    check_joined_words(seen, **one)
     ((world, _, ranks, _),) = done[one_word_on_rank]
     row = made("embedding", one["seed"], one["width"], one["words"], 1, False, None).weight[-1].detach()
     told = f"ParallelEmbedding, all tokens being a word of rank {world - 1} of {world}"
     for rank, mine in enumerate(ranks):
         expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
         check_tensor(f"{told}: the output on rank {rank}", mine["y"], row.expand(2, 3, -1), REL, rank)
+
+
+def joined_words_on_rank(code, rank, world, own, seed, words, width):
+    """An embedding of rank 1 of 2, whose summand is joined by tripling it."""
+    layer = code.ParallelEmbedding(made("embedding", seed, width, words, 1, False, None), 1, 2, lambda rows: 3 * rows)
+    return {"y": as_evidence(layer(torch.arange(words)[None]))}
+
+
+def check_joined_words(seen, seed, words, width):
+    weight = made("embedding", seed, width, words, 1, False, None).weight.detach()
+    right = 3 * weight * (torch.arange(words) >= -(-words // 2))[:, None]
+    told = "the output of ParallelEmbedding given a different `join` than g"
+    check_tensor(told, seen["y"], right[None], REL, than="what its `join` returned", hint="Which join is it to call?")
 
 
 def one_word_on_rank(code, rank, world, own, seed, words, width):

@@ -236,7 +236,7 @@ def check_route_gradients(what, found, right, h, router, draw):
             )
             # Softmax of large logits is nearly constant: its gradient is compared with the numbers it is made of.
             expect(
-                near(got, gradient, 1e-4, 1e-2 * size * math.sqrt(gradient.numel())),
+                near(got, gradient, 1e-4, 1e-2 * size * math.sqrt(gradient.numel()), torch.float32),
                 f"{what}: the gradient that {spoken} give {of} is wrong",
                 gradient,
                 got,
@@ -374,7 +374,7 @@ def test_todo2_mixture(student):
         check_shape(f"{what}: the result", found["out"], (n, dim), kind)
         check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
         check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
-        check_gradients(what, found, {"h": h, "gates": gates}, layers, rel)
+        check_gradients(what, found, {"h": h, "gates": gates}, layers, rel, dtype=kind)
 
 
 def check_work(what, seen, due, rank=None, first=0):
@@ -405,8 +405,10 @@ def check_work(what, seen, due, rank=None, first=0):
         )
 
 
-def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
-    """Gradients of the inputs and of the experts, beside those that the reference has."""
+def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0, dtype=torch.float32):
+    """Gradients of the inputs and of the experts, beside those that the reference has. The gates are in float32, all
+    else is in `dtype`.
+    """
     spoken = {"h": "the tokens", "gates": "the gates"}
     for name, tensor in inputs.items():
         due = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
@@ -415,7 +417,8 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
         told = f"{what}: no gradient reaches {spoken[name]}"
         expect(isinstance(seen[name], torch.Tensor), told, "a gradient", "none", rank)
         told = f"{what}: the gradient of {spoken[name]}"
-        check_tensor(told, seen[name], due, rel, rank, dtype=seen[name].dtype, than="one process's")
+        kind = torch.float32 if name == "gates" else dtype
+        check_tensor(told, seen[name], due, rel, rank, dtype=kind, than="one process's")
     for number, (mine, layer) in enumerate(zip(seen["experts"], layers, strict=True), first):
         for name in ("weight", "bias"):
             due = getattr(layer, name).grad
@@ -427,7 +430,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0):
                 "none",
                 rank,
             )
-            told, dtype = f"{what}: the gradient of expert {number}'s {name}", mine[name].dtype
+            told = f"{what}: the gradient of expert {number}'s {name}"
             check_tensor(told, mine[name], due, rel, rank, dtype=dtype, scale=0.1, than="one process's")
 
 
@@ -1045,7 +1048,7 @@ def test_todo6_balance(student):
                 due,
                 1e-4,
                 rank,
-                dtype=found["grad"].dtype,
+                dtype=torch.float32,
                 than=f"what it should be: {world} times (the number of ranks) the derivative of the loss, so that the"
                 " ranks' average is right",
                 hint=(
@@ -1101,12 +1104,14 @@ def averaged_on_rank(code, rank, world, spread, seed):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         lists.append(parameters)
+    given = [[p.grad for p in parameters] for parameters in lists]
     mark()
     code.average_gradients(lists[0], lists[1], copies, world)
     weights = all(bool((p == 1).all()) for parameters in lists for p in parameters)
     return {
         "shared": [as_evidence(p.grad) for p in lists[0]],
         "experts": [as_evidence(p.grad) for p in lists[1]],
+        "given": as_evidence(given),
         "weights": weights,
     }
 
@@ -1148,7 +1153,7 @@ def test_todo7_gradients(student):
                     for parts in zip(*(gradients_for(seeds[r] + kind, shapes, dtypes) for r in who), strict=True)
                 ]
                 spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
-                for got, total in zip(found[name], sums, strict=True):
+                for got, given, total in zip(found[name], found["given"][kind], sums, strict=True):
                     divisors = {1, len(holders), spread, world * world} - {world}
                     check_tensor(
                         f"{what}: the gradient of {spoken} on rank {rank}",
@@ -1158,6 +1163,16 @@ def test_todo7_gradients(student):
                         rank,
                         wrongs={f"divided by {n}, not by {world}": total / n for n in sorted(divisors)},
                         than=f"the sum over ranks {[*who]}, divided by {world}",
+                    )
+                    expect(
+                        torch.equal(got, given),
+                        f"{what}: {spoken} on rank {rank} gets a new tensor as its gradient: change the one that is"
+                        " there, in place",
+                        "the same tensor, with different numbers",
+                        "a different tensor",
+                        rank,
+                        "Other code may hold the gradient's tensor: a bucket, or a list of gradients. Which operations"
+                        " write into a tensor?",
                     )
             expect(
                 found["weights"],
@@ -1246,7 +1261,11 @@ WORDS, LENGTH, SEQUENCES, WEIGHT, STEPS = 29, 8, 2, 0.1, 3
 
 
 class Whole(nn.Module):
-    """The serial mixture, with the attributes that the notebook's `ParallelMixture` takes. It keeps what it did."""
+    """The serial mixture, with the attributes that the notebook's `ParallelMixture` takes. It keeps what it did.
+    `limit`: in place of the one that follows from the tokens.
+    """
+
+    limit = None
 
     def __init__(self, dim, experts, k, factor, shares):
         super().__init__()
@@ -1267,7 +1286,8 @@ class Whole(nn.Module):
         shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
         self.load = [[sum(row.count(e) for row in share) for e in range(len(self.experts))] for share in shares]
         if self.factor is not None:
-            limit = math.ceil(self.factor * each * self.k / len(self.experts))
+            limit = self.limit or math.ceil(self.factor * each * self.k / len(self.experts))
+            self.last_limit = limit
             shares = [right_drop(share, len(self.experts), limit) for share in shares]
         self.kept = shares
         index = torch.tensor([row for share in shares for row in share])
@@ -1287,10 +1307,10 @@ def lm(experts, k, factor, shares):
 
 
 def lm_batch(seed, step):
+    """The evaluation, after the last step, has more sequences: so its limit is different."""
     draw = generator(seed + step)
-    return torch.randint(WORDS, (SEQUENCES, LENGTH), generator=draw), torch.randint(
-        WORDS, (SEQUENCES, LENGTH), generator=draw
-    )
+    x, y = torch.randint(WORDS, (2, SEQUENCES + 2 * (step == STEPS), LENGTH), generator=draw)
+    return x, y
 
 
 def serial(seeds, experts, k, factor):
@@ -1306,7 +1326,7 @@ def serial(seeds, experts, k, factor):
         smallest = min(smallest, *(layer.margin for layer in layers))
         losses.append(loss.item())
         dropped += sum(e < 0 for layer in layers for share in layer.kept for row in share for e in row)
-        if step == STEPS:  # an evaluation
+        if step == STEPS:
             break
         optimizer.zero_grad()
         (loss + WEIGHT * sum(layer.balance for layer in layers)).backward()
@@ -1314,9 +1334,18 @@ def serial(seeds, experts, k, factor):
             gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
             kept, load = [layer.kept for layer in layers], [layer.load for layer in layers]
             balance = sum(float(layer.balance) for layer in layers)
+        limits = [getattr(layer, "last_limit", None) for layer in layers]
         optimizer.step()
+    with torch.no_grad():
+        for layer, limit in zip(layers, limits):
+            layer.limit = limit
+        kept_limit = model(x, y).item()
+        for layer in layers:
+            layer.limit, layer.factor = None, 0.0
+        losses.append(model(x, y).item())
     return {
         "losses": losses,
+        "kept limit": kept_limit,
         "first": first,
         "gradients": gradients,
         "weights": dict(model.named_parameters()),
@@ -1380,6 +1409,9 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         optimizer.step()
     with torch.no_grad():
         losses.append(float(model(*lm_batch(seed, STEPS))))
+        for block in model.blocks:
+            block.mlp.factor = 0.0
+        losses.append(float(model(*lm_batch(seed, STEPS))))
     return found | {"losses": losses, "weights": dict(model.named_parameters())}
 
 
@@ -1419,6 +1451,8 @@ def test_todo9_training(student):
                 break
         student.premise(right["margin"] > MARGIN, "a choice that rounding makes")
         student.premise(factor is None or right["dropped"] > 0, "a layer that drops nothing")
+        kept_limit = factor is None or not math.isclose(right["kept limit"], right["losses"][STEPS], rel_tol=1e-3)
+        student.premise(kept_limit, "a layer that keeps the limit of the first batch")
         trials.append((world, spread, each, seeds, how, right))
     for trial in trials:
         check_training(student, *trial)
@@ -1426,7 +1460,7 @@ def test_todo9_training(student):
 
 def check_training(student, world, spread, each, seeds, how, right):
     told_size = f"{world} ranks, {how['experts']} experts over {spread} of them, {how['k']} per token, " + (
-        f"capacity factor {how['factor']}" if how["factor"] else "dropless"
+        "dropless" if how["factor"] is None else f"capacity factor {how['factor']}"
     )
     run = student.call(trained_on_rank, world=world, spread=spread, seed=Private(seeds), **how)
     for rank, found in enumerate(run.evidence):
@@ -1504,10 +1538,7 @@ def check_load(told_size, ranks, right):
         for layer in range(2):
             due = right["load"][layer][rank]
             load, than = found["load"][layer], f"how many of rank {rank}'s slots chose each expert"
-            kind = load.dtype if isinstance(load, torch.Tensor) else torch.int64
-            check_tensor(
-                f"{told_size}: block {layer}'s load", load, torch.tensor(due), rank=rank, dtype=kind, than=than
-            )
+            check_tensor(f"{told_size}: block {layer}'s load", load, torch.tensor(due), rank=rank, than=than)
 
 
 def check_sent_in_training(told_size, passes, spread, each, experts, kept):
@@ -1523,7 +1554,11 @@ def check_sent_in_training(told_size, passes, spread, each, experts, kept):
 
 def check_loss(told_size, ranks, number, due):
     seen = sum(found["losses"][number] for found in ranks) / len(ranks)
-    which = f"loss {number + 1} of {STEPS}" if number < STEPS else "the loss of an evaluation after the last step"
+    which = (
+        f"loss {number + 1} of {STEPS}",
+        "the loss of an evaluation after the last step, with more tokens than a step has,",
+        "the loss of an evaluation with a capacity factor of 0.0, where every slot is dropped,",
+    )[max(number - STEPS + 1, 0)]
     expect(math.isclose(seen, due, rel_tol=1e-4), f"{told_size}: {which} is not one process's", due, seen)
 
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from grader.kit import (
+    CROSSED,
     Given,
     check_given,
     as_evidence,
@@ -40,7 +41,9 @@ from grader.kit import (
     cases,
     check_answers,
     check_refusals,
+    crossed,
     expect,
+    hinted,
     lengths,
     mark,
     merciless_messages,
@@ -107,8 +110,10 @@ def given(tensor):
     return {"shape": list(tensor.shape), "numbers": tensor.reshape(-1).tolist()}
 
 
-def taken(mine, dtype):
-    return torch.tensor(mine["numbers"], dtype=getattr(torch, dtype)).view(mine["shape"])
+def taken(mine, dtype, turned=False):
+    """`turned`: not contiguous, as a transposed matrix."""
+    tensor = torch.tensor(mine["numbers"], dtype=getattr(torch, dtype)).view(mine["shape"])
+    return tensor.T.contiguous().T if turned else tensor
 
 
 def check_results(told, names, ranks, rights, dtype="float32"):
@@ -656,7 +661,7 @@ def summa_on_rank(code, rank, world, todo):
             mark(), mark()
             seen.append(None)
             continue
-        x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
+        x, w, dy = (taken(part, case["dtype"], case["turned"]) for part in case["blocks"])
         grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
         all_given = Given(x=x, w=w, dy=dy)
         mark()
@@ -754,7 +759,7 @@ def check_panels(student):
 def summa_case(plan, rank):
     """What a rank is given for one product, and how many bytes it may hold, forward and backward."""
     shape, dtype, (x, w, dy) = plan
-    case = {"ranks": math.prod(shape), "shape": list(shape), "dtype": dtype, "k": x.shape[1]}
+    case = {"ranks": math.prod(shape), "shape": list(shape), "dtype": dtype, "k": x.shape[1], "turned": turned(shape)}
     if rank < math.prod(shape):
         held, right = two_axes_blocks(x, w, dy, shape, rank)
         widest = max(end - begin for begin, end, *_ in panels_of(x.shape[1], shape))
@@ -768,10 +773,16 @@ def summa_case(plan, rank):
     return case
 
 
+def turned(shape):
+    """Whether what ranks of a table of this shape are given is not contiguous."""
+    return math.prod(shape) == 4
+
+
 def check_summa(plan, seen, forward, backward):
     shape, dtype, (x, w, dy) = plan
     ranks, (m, k), n = math.prod(shape), x.shape, w.shape[1]
     told = f"summa on {spoken(shape)} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
+    told += ", blocks that are not contiguous" if turned(shape) else ""
     blocks = [two_axes_blocks(x, w, dy, shape, rank) for rank in range(ranks)]
     check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype)
     gradients = [mine["gradients"] for mine in seen]
@@ -834,7 +845,7 @@ def three_axes_moved(m, k, n, inner, outer, depth, size):
 
 
 def three_axes_on_rank(code, rank, world, todo):
-    seen = []
+    seen, both = [], crossed_on_ranks(code, rank, todo[:2])  # while all ranks are there
     for case in todo:
         if not smaller_world(case["ranks"], rank):
             mark(), mark()
@@ -863,7 +874,21 @@ def three_axes_on_rank(code, rank, world, todo):
             y.backward(dy)
             found["gradients"] = [as_evidence(t.grad) for t in (x, w)]
         seen.append(found | {"changes": all_given.changes(gradients=False)})
-    return seen
+    return {"alone": seen, "crossed": both}
+
+
+def crossed_on_ranks(code, rank, todo):
+    """Products on all ranks, with different axes, at the same time."""
+    passes = []
+    for case in todo:
+        grid = code.Grid(tuple(case["shape"]), rank, case["ranks"])
+
+        def product(x, w, case=case, grid=grid):
+            return code.Product.apply(x, w, tuple(case["of_w"]), code.Axes(*case["axes"]), grid)
+
+        x, w, dy = (taken(part, case["dtype"]) for part in case["blocks"])
+        passes.append((product, [x.requires_grad_(), w.requires_grad_()], dy))
+    return crossed(passes)
 
 
 @todo(
@@ -898,19 +923,16 @@ def test_todo5_three_axes(student):
     for ranks in range(8, 0, -1):
         draw = student.draw("boxes", ranks)
         shapes = boxes(ranks, 3)
-        cube = [(2, 2, 2)] if ranks == 8 else []  # all lines are equally long: shapes do not tell a wrong axis
+        cube = [(2, 2, 2)] * 2 if ranks == 8 else []  # all lines are equally long: shapes do not tell a wrong axis
         for shape in cube + [draw.choice(shapes)]:
             axes = ((1, 0, 2), (0, 1, 2))[len(plans) % 2]
             divides = ranks == 4 and axes == (0, 1, 2)  # there the formula holds to the byte
             m, k, n = draw.sample([4, 8, 12, 16], 3) if divides else draw.sample(range(3, 14), 3)
-            plans.append(
-                (
-                    shape,
-                    axes,
-                    draw.choice(["float32", "float64"]),
-                    [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))],
-                )
-            )
+            dtype = draw.choice(["float32", "float64"])
+            if shape == (2, 2, 2) and len(plans) < 2:  # the two that are made at the same time: only the axes differ
+                m, k, n = (8, 4, 12)
+                dtype = "float32"
+            plans.append((shape, axes, dtype, [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]))
     todo = Private([[three_axes_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(three_axes_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
@@ -919,7 +941,7 @@ def test_todo5_three_axes(student):
         inner, outer, depth = (shape[axis] for axis in axes)
         told = f"Product on {spoken(shape)} ranks, axes {axes}, m = {m}, k = {k}, n = {n}, {dtype}"
         right = [three_axes_blocks(x, w, dy, shape, axes, rank)[2] for rank in range(ranks)]
-        seen = [run.evidence[rank][number] for rank in range(ranks)]
+        seen = [run.evidence[rank]["alone"][number] for rank in range(ranks)]
         check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
         gradients = [mine["gradients"] for mine in seen]
         check_results(f"{told}, backward", ["dX", "the shard of dW"], gradients, [mine[1:] for mine in right], dtype)
@@ -936,7 +958,16 @@ def test_todo5_three_axes(student):
         most = three_axes_moved(m, k, n, inner, outer, depth, 4 if dtype == "float32" else 8)
         for direction, limit in zip(("forward", "backward"), most):
             check_moved(f"{told}, {direction}", next(calls), [limit] * ranks, "more than the formula says")
+    with hinted(CROSSED):
+        check_crossed(plans, [mine["crossed"] for mine in run.evidence])
     check_corners(student)
+
+
+def check_crossed(plans, seen):
+    for number, (shape, axes, dtype, matrices) in enumerate(plans[:2]):
+        told = f"Product on {spoken(shape)} ranks with the axes of two layers, both forward passes first: axes {axes}"
+        right = [three_axes_blocks(*matrices, shape, axes, rank)[2][1:] for rank in range(8)]
+        check_results(told, ["dX", "the shard of dW"], [mine[number] for mine in seen], right, dtype)
 
 
 def check_numbers_sent(student):

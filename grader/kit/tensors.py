@@ -1,7 +1,6 @@
 """The same tensor or not, and the words for how two differ.
 
-`check_tensor` compares shape, dtype and numbers, in this order. `near` looks at shape and numbers alone: it is for what
-was rounded on its way, and for premises.
+`check_tensor` compares shape, dtype and numbers, in this order, and tells them apart. `near` says yes or no to all three.
 """
 
 import math
@@ -84,18 +83,31 @@ def check_tensor(
         than: what `right` is, in words.
     """
     check_shape(what, seen, right.shape, dtype or right.dtype, rank, hint)
-    if not near(seen, right, rel, scale):
+    if not close(seen, right, rel, scale):
         mistakes = {
             words: wrong if isinstance(wrong, tuple) else (wrong, hint) for words, wrong in (wrongs or {}).items()
         }
-        done = known(seen, mistakes, lambda seen, mistake: near(seen, mistake[0], max(rel, 1e-6), scale))
+        done = known(seen, mistakes, lambda seen, mistake: close(seen, mistake[0], max(rel, 1e-6), scale))
         told = f"is {done}" if done else difference(seen, right, rel, scale, than)
         raise Wrong(f"{what} {told}", right, seen, rank, mistakes[done][1] if done else hint)
 
 
-def near(seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0) -> bool:
-    """Whether two tensors are of one shape, and equal but for rounding. Infinite numbers must be infinite in both."""
-    if not isinstance(seen, torch.Tensor) or seen.shape != right.shape:
+def near(
+    seen: torch.Tensor,
+    right: torch.Tensor,
+    rel: float = 0.0,
+    scale: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> bool:
+    """Whether two tensors are of one shape and dtype, and equal but for rounding. `dtype`: where `right` is more precise
+    than what is asked for.
+    """
+    return isinstance(seen, torch.Tensor) and seen.dtype == (dtype or right.dtype) and close(seen, right, rel, scale)
+
+
+def close(seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0) -> bool:
+    """The same, whatever their dtypes. Infinite numbers must be infinite in both."""
+    if seen.shape != right.shape:
         return False
     a, b = seen.double(), right.double()
     finite = b.isfinite()
@@ -128,7 +140,7 @@ def factor_of(seen: torch.Tensor, right: torch.Tensor) -> float:
     if not b.any() or not (a.isfinite().all() and b.isfinite().all()):
         return 0.0
     factor = ((a * b).sum() / b.square().sum()).item()
-    if abs(factor - 1) < 1e-3 or not near(a, factor * b, 1e-3):
+    if abs(factor - 1) < 1e-3 or not close(a, factor * b, 1e-3):
         return 0.0
     simple = next((n for n in (*SIMPLE, -1.0) if math.isclose(n, factor, rel_tol=1e-4)), 0.0)
     return simple or (factor if int(b.count_nonzero()) > 1 else 0.0)
