@@ -21,7 +21,7 @@ import math
 import torch
 from torch import nn
 
-from grader.kit import check_answers, expect, todo
+from grader.kit import check_answers, count_of, expect, todo
 
 BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, roofline, memory; strong and weak scaling"
 
@@ -471,8 +471,8 @@ def test_todo7_scaling(student):
             right = took[1] / took[n] / (n if scaling == "strong" else 1)
             expect(
                 math.isclose(answers[n], right, rel_tol=1e-9),
-                f"the efficiency of {n} devices is wrong: {scaling} scaling, {took[1]:.4g} s on one, {took[n]:.4g} s on"
-                f" {n}",
+                f"the efficiency of {count_of(n, 'device')} is wrong: {scaling} scaling, {took[1]:.4g} s on one,"
+                f" {took[n]:.4g} s on {n}",
                 right,
                 answers[n],
             )

@@ -29,6 +29,7 @@ from grader.kit import (
     cases,
     check_answers,
     check_tensor,
+    count_of,
     expect,
     hinted,
     mark,
@@ -199,7 +200,7 @@ def test_todo2_places(student):
             places["rank_at", (*divmod(rank, a_node), a_node)] = rank
     for nodes, world in ((1, 3), (2, 4)):
         a_node = world // nodes
-        machine = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
+        machine = f"{count_of(nodes, 'node')} × {a_node}"
         ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False).evidence
         answers = ranks[0]
         for rank in range(world):
@@ -303,7 +304,7 @@ def check_collective(student, name, predicted, right, budget, rubbish=None, worl
         seen = run.evidence
         for case, ((dtype, vectors_of_ranks), events) in enumerate(zip(drawn, cases(run.events), strict=True)):
             length = len(vectors_of_ranks[0])
-            what = f"{name} of {length} number{'s' if length > 1 else ''} on {world} rank{'s' if world > 1 else ''}"
+            what = f"{name} of {count_of(length, 'number')} on {count_of(world, 'rank')}"
             what += "" if dtype == "float32" else f", in {dtype}"
             own_messages_only(what, events)
             messages = sound(what, events)
@@ -399,7 +400,7 @@ def tree_budget(what, messages, world, piece, a_number):
         count = sum(message.target == rank for message in messages)
         expect(
             count <= (rank != 0),
-            f"{what}: rank {rank} receives {count} message{'s' if count > 1 else ''}",
+            f"{what}: rank {rank} receives {count_of(count, 'message')}",
             "one each, rank 0 none",
             count,
             rank,

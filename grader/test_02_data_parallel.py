@@ -33,6 +33,7 @@ from grader.kit import (
     Wrong,
     check_answers,
     collectives,
+    count_of,
     expect,
     as_evidence,
     check_tensor,
@@ -473,7 +474,7 @@ def test_todo3_naive(student):
         run = student.call(naive_on_rank, world=world, seed=seeds, dtype=dtype, cases_of_users=cases_of_users)
         sizes = gradient_bytes(getattr(torch, dtype).itemsize)
         for case, users in enumerate(cases_of_users):
-            what = f"average_gradients on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
+            what = f"average_gradients on {count_of(world, 'rank')}" + (f", in {dtype}" if dtype != "float32" else "")
             what += ["", ", where rank 1 does not use a layer", ", where no rank uses a layer"][case]
             check_naive(what, rights[world][case], case, run, sizes, world)
 
@@ -592,7 +593,7 @@ def test_todo4_overlapped(student):
                 serial, passes=[[number, everybody] for number in numbers_of_passes], seeds=[*seeds]
             )
             right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
-            check_overlapped(f"{what}, on {world} ranks", right, case, run, world)
+            check_overlapped(f"{what}, on {count_of(world, 'rank')}", right, case, run, world)
 
 
 def check_overlapped(what, right, case, run, world):
@@ -724,7 +725,7 @@ def test_todo5_buckets(student):
         expect(
             len(buckets) <= least,
             f"{what} takes {len(buckets)} buckets; {least} would do",
-            f"{least} bucket{'s' * (least > 1)}",
+            count_of(least, "bucket"),
             buckets,
         )
 

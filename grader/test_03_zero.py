@@ -38,6 +38,7 @@ from grader.kit import (
     cases,
     check_answers,
     collectives,
+    count_of,
     expect,
     kind_of,
     mark,
@@ -282,7 +283,7 @@ def test_todo2_shards(student):
     (seen,) = student.call(cut_on_rank, world=1, group=False, worlds=worlds).evidence
     for found, (shape, n) in zip(seen, [(shape, n) for shape in SHAPES for n in worlds], strict=True):
         tensor = 1 + torch.arange(float(math.prod(shape)))
-        size, what = math.ceil(len(tensor) / n), f"a tensor of shape {shape} on {n} rank{'s' if n > 1 else ''}"
+        size, what = math.ceil(len(tensor) / n), f"a tensor of shape {shape} on {count_of(n, 'rank')}"
         expect(
             found["size"] == size,
             f"shard_size({len(tensor)}, {n}) is wrong: a shard that is too short loses numbers, one that is too long"
@@ -387,7 +388,7 @@ def test_todo3_lists(student):
 
 def check_lists(run, of_rank, dtype):
     world, kind, a_number = len(of_rank), getattr(torch, dtype), getattr(torch, dtype).itemsize
-    on = f"on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
+    on = f"on {count_of(world, 'rank')}" + (f", in {dtype}" if dtype != "float32" else "")
     marked = [collectives(case) for case in cases(run.events)]
     sizes = [math.ceil(math.prod(shape) / world) for shape in SHAPES]
     for rank, seen in enumerate(run.evidence):
@@ -832,7 +833,7 @@ def check_stage(student, stage, trials):
     for world, seeds, how, right in trials:
         kind, odd, layers, _, passes = how.values()
         told = (
-            f"stage {stage}, {kind} on {world} ranks"
+            f"stage {stage}, {kind} on {count_of(world, 'rank')}"
             + (", head tied, some parameters frozen" if odd else "")
             + (", two backward passes per step" if passes > 1 else "")
         )
@@ -1121,7 +1122,7 @@ def test_todo5_state(student):
     seeds = student.seeds(world)
     right = serial_run(student, seeds, kind="AdamW", odd=False, layers=1, steps=steps, passes=1)
     ranks = student.call(resumed_on_rank, world=world, seed=seeds, steps=steps).evidence
-    plain, told = right["states"][0], f"after {steps // 2} steps of AdamW on {world} ranks"
+    plain, told = right["states"][0], f"after {steps // 2} steps of AdamW on {count_of(world, 'rank')}"
     _, trained = shapes_of()
     for rank, mine in enumerate(ranks):
         function, seen = mine.get("lacking", ("", ""))
@@ -1136,7 +1137,7 @@ def test_todo5_state(student):
             "something else",
             rank,
         )
-        what = f"with SGD on {world} ranks, the saved momentum_buffer of parameter 0"
+        what = f"with SGD on {count_of(world, 'rank')}, the saved momentum_buffer of parameter 0"
         check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="what a plain optimizer has")
         expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
         most = 8 * share(trained, world)
@@ -1350,7 +1351,7 @@ def test_todo8_unit(student):
 
 def check_unit(run, right, world, dtype):
     ranks, a_number = run.evidence, getattr(torch, dtype).itemsize
-    on = f"on {world} ranks" + (f", in {dtype}" if dtype != "float32" else "")
+    on = f"on {count_of(world, 'rank')}" + (f", in {dtype}" if dtype != "float32" else "")
     shapes = [p.shape for p in right["weights"].values()]
     psi = sum(map(math.prod, shapes))
     for rank, seen in enumerate(ranks):
@@ -1612,7 +1613,7 @@ def test_todo10_mixed(student):
         student.premise(apart or name == "gain", "masters in bfloat16")
     run = student.call(mixed_on_rank, world=world, seed=seeds, steps=steps)
     ranks = run.evidence
-    told = f"AdamW on {world} ranks, weights in bfloat16"
+    told = f"AdamW on {count_of(world, 'rank')}, weights in bfloat16"
     everything, _ = shapes_of()
     psi, shard = sum(map(math.prod, everything)), share(everything, world)
     events = cases(run.events)[0]
@@ -1733,8 +1734,8 @@ def check_mean_in_float32(student):
         # numbers in a different order, and masters that are rounded to float32, differ by 1e-6 of it and less.
         expect(
             near(seen - right["first"][name], master - right["first"][name], REL, MOVED),
-            f"SGD on {world} ranks, weights in bfloat16: after a step the masters of {name} differ from one process's,"
-            " which takes the mean of the gradients in float32",
+            f"SGD on {count_of(world, 'rank')}, weights in bfloat16: after a step the masters of {name} differ from one"
+            " process's, which takes the mean of the gradients in float32",
             f"moved by {moved:.6g}",
             f"moved by {(seen - right['first'][name]).norm():.6g}, and {(seen - master).norm():.2g} away",
             hint="A mean is a sum and a division. In which dtype is each of them?",

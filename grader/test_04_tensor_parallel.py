@@ -43,6 +43,7 @@ from grader.kit import (
     check_refusals,
     check_sent,
     check_tensor,
+    count_of,
     expect,
     frozen_in_turn,
     kind_of,
@@ -137,10 +138,6 @@ def in_one_run(student, jobs):
         seen = [mine[number] for mine in run.evidence[:ranks]]
         done[function].append((ranks, about, seen, cases(events[number][:ranks])))
     return done
-
-
-def ranks_of(world):
-    return f"{world} rank{'s' if world > 1 else ''}"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -278,8 +275,8 @@ def whole_numbers(seed, number, shape, dtype, turned):
 
 
 def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zeros):
-    """A function forward and backward: what comes out, and what was sent, in four marked cases; around its backward pass
-    once more, with different numbers, to catch what is kept and overwritten.
+    """A function forward and backward: what comes out, and what was sent, in four marked cases; and around its backward
+    pass once more, with different numbers, to catch what is kept and overwritten.
     """
     most, turned = 0 if zeros and rank == world - 1 else 1, turned and rank % 2 == 0
     x = (most * whole_numbers(seed, 1, shape, dtype, turned)).requires_grad_()
@@ -342,7 +339,7 @@ def check_border(student, trials, right):
 def spoken_border(world, name, shape, out, dtype, turned, zeros):
     of = f"of a tensor of shape {tuple(shape)}, {dtype}{', not contiguous on every second rank' if turned else ''}"
     of += f", all zeros on rank {world - 1}" if zeros else ""
-    return f"{name} {of}, on {ranks_of(world)}"
+    return f"{name} {of}, on {count_of(world, 'rank')}"
 
 
 def drawn_border(seeds, trial):
@@ -645,7 +642,7 @@ def spoken_trial(kind, world, width, inner, heads, bias, frozen, **_):
             "embedding": f"ParallelEmbedding of {inner} words",
         }[kind]
         + (f", {PARAMETERS[kind][frozen]} frozen" if frozen is not None else "")
-        + f", on {ranks_of(world)}"
+        + f", on {count_of(world, 'rank')}"
     )
 
 
@@ -978,7 +975,7 @@ def test_todo5_attention(student):
         check_refusals(
             [[((heads, world), said) for heads, said in enumerate(mine["said"], start=1)] for mine in ranks],
             refused=lambda heads, world: heads % world != 0,
-            told=lambda heads, world: f"ParallelAttention of {heads} head{'s' if heads > 1 else ''} on {world} ranks",
+            told=lambda heads, world: f"ParallelAttention of {count_of(heads, 'head')} on {count_of(world, 'rank')}",
             words=lambda heads, world: (heads, world),
         )
 
@@ -1222,7 +1219,7 @@ def check_loss(world, trial, ranks, events, right):
         trial["counted"]
     ]
     which += ", ignore = 3" if trial["ignore"] == 3 else ""
-    told = f"parallel_loss of {size} and {trial['words']} words, {which}, on {ranks_of(world)}"
+    told = f"parallel_loss of {size} and {trial['words']} words, {which}, on {count_of(world, 'rank')}"
     for rank, mine in enumerate(ranks):
         expect(not mine["fault"], f"{told} is {mine['fault']} on rank {rank}", "a 0-dim tensor", mine["fault"], rank)
     for rank, mine in enumerate(ranks):
@@ -1349,7 +1346,8 @@ def check_training(done):
 
 
 def check_training_on(world, sequence, clip, ranks, marked, right):
-    told = f"the model on {ranks_of(world)}{', sequence parallel' if sequence else ''}{', clipped' if clip else ''}"
+    how = f"{', sequence parallel' if sequence else ''}{', clipped' if clip else ''}"
+    told = f"the model on {count_of(world, 'rank')}{how}"
     for rank, mine in enumerate(ranks):
         first, expected = mine["losses"][0], right["losses"][0]
         expect(
@@ -1502,7 +1500,7 @@ def test_todo9_finished(student):
 
 def check_finished(world, rank, numbers, kinds, grads):
     for number, (what, grad) in enumerate(zip(kinds, grads, strict=True)):
-        told = f"finish_gradients on {world} ranks: the gradient of {what} on rank {rank}"
+        told = f"finish_gradients on {count_of(world, 'rank')}: the gradient of {what} on rank {rank}"
         if what not in ("a copy", "a shard"):
             told = f"finish_gradients makes a gradient for {what.replace('one', 'parameter')}"
             expect(grad is None, told, "None", "a gradient", rank)
@@ -1604,7 +1602,7 @@ def test_todo11_norm(student):
                 "a frozen one",
                 "a shard that is zero on all ranks but 0",
             )[number]
-            told = f"gradient_norm of {what}, {dtype}, on {ranks_of(world)}"
+            told = f"gradient_norm of {what}, {dtype}, on {count_of(world, 'rank')}"
             right = whole_norm(chosen, seeds, common, dtype)
             for rank, seen in enumerate(ranks):
                 mine = seen[number]

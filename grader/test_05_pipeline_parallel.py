@@ -34,6 +34,7 @@ from grader.kit import (
     Private,
     check_answers,
     check_refusals,
+    count_of,
     expect,
     hinted,
     kind_of,
@@ -254,7 +255,7 @@ def check_cuts(student, draw):
     check_refusals(
         [zip(grid, seen["refused"], strict=True)],
         refused=lambda n, stages: n < stages,
-        told=lambda n, stages: f"cut({[1.0] * n}, {stages}), {n} piece{'s' if n > 1 else ''} in {stages} stages,",
+        told=lambda n, stages: f"cut({[1.0] * n}, {stages}), {count_of(n, 'piece')} in {stages} stages,",
     )
 
 
@@ -660,7 +661,7 @@ def test_todo2_naive(student):
         for number, (right, events) in enumerate(zip(rights, events_of_trials(run.events, 2), strict=True)):
             ordinal = "" if number == 0 else ", the second one in this process,"
             rows = sizes["rows"] + number
-            told = f"a batch of {rows} rows in {dtype}{ordinal} on {world} rank{'s' if world > 1 else ''}"
+            told = f"a batch of {rows} rows in {dtype}{ordinal} on {count_of(world, 'rank')}"
             sound(told, events)
             for rank, left in enumerate(run.evidence):
                 check_naive_rank(told, events[rank], left[number], right, rank, world, REL[dtype])
@@ -1005,7 +1006,7 @@ def most_alive(actions, frees):
 
 def check_actions(told, schedule, p, m, v, kinds):
     """Whether each rank does everything once, and no rank waits forever."""
-    wanted = f"a list of actions for each of {p} ranks"
+    wanted = f"a list of actions for each of {count_of(p, 'rank')}"
     expect(isinstance(schedule, list), f"{told} is not a schedule: it returns {schedule}", wanted, schedule)
     expect(len(schedule) == p, f"{told} has {len(schedule)} lists of actions", wanted, len(schedule))
     for rank, actions in enumerate(schedule):
@@ -1179,7 +1180,7 @@ def check_times(schedule, times, seconds):
     ranks = len(schedule)
     spoken = {kind: round(value, 3) for kind, value in seconds.items()}
     told = (
-        f"simulate, a schedule of {ranks} rank{'s' if ranks > 1 else ''} that begins with"
+        f"simulate, a schedule of {count_of(ranks, 'rank')} that begins with"
         f" {spoken_actions(schedule[-1])} on rank {ranks - 1}; seconds: {spoken}"
     )
     right, _ = times_of(schedule, seconds)
@@ -1324,7 +1325,7 @@ def name_of(trial):
     p = len(schedule)
     chunks = f" with {v} chunks each" if v > 1 else ""
     off = "" if trial.get("grad", True) else ", without autograd"
-    return f"{trial['name']} on {p} rank{'s' if p > 1 else ''}{chunks}, {m} micro-batches, {trial['dtype']}{off}"
+    return f"{trial['name']} on {count_of(p, 'rank')}{chunks}, {m} micro-batches, {trial['dtype']}{off}"
 
 
 def nameless(trial):
@@ -1739,7 +1740,7 @@ def check_goes_to(student):
         wanted = None if action[0] == "W" or not 0 <= stage < stages else [stage, stage % p]
         expect(
             answer == wanted,
-            f"{spoken_action(action)} of rank {source} of {p}, with {stages} stage{'s' if stages > 1 else ''}: goes_to"
+            f"{spoken_action(action)} of rank {source} of {p}, with {count_of(stages, 'stage')}: goes_to"
             " does not say which stage and rank need its result",
             str(wanted),
             str(answer),
@@ -1902,7 +1903,7 @@ def check_groups(student):
     check_refusals(
         [zip(grid, seen["refused"], strict=True)],
         refused=lambda p, m, v: m % p != 0,
-        told=lambda p, m, v: f"interleaved{p, m, v}, {m} micro-batch{'es' if m > 1 else ''} on {p} ranks,",
+        told=lambda p, m, v: f"interleaved{p, m, v}, {m} micro-batch{'es' if m > 1 else ''} on {count_of(p, 'rank')},",
     )
 
 
@@ -2347,7 +2348,9 @@ def test_todo12_evaluation(student):
         run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
         for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
             again = ", the second evaluation in this process," if number else ","
-            told = f"evaluate{again} two batches on {world} ranks" + (f" with {v} chunks each" if v > 1 else "")
+            told = f"evaluate{again} two batches on {count_of(world, 'rank')}" + (
+                f" with {v} chunks each" if v > 1 else ""
+            )
             with hinted(
                 "Follow one batch: which mode, which schedule, which numbers are added where, which mode comes back?"
             ):
@@ -2375,7 +2378,7 @@ def check_told(student, draw):
             for value, got in zip(values, seen, strict=True):
                 expect(
                     got == value,
-                    f"on_all_ranks: the last of {world} rank{'s' if world > 1 else ''} has {value!r}, rank {rank} gets"
+                    f"on_all_ranks: the last of {count_of(world, 'rank')} has {value!r}, rank {rank} gets"
                     " a different number",
                     value,
                     got,

@@ -36,6 +36,7 @@ from grader.kit import (
     check_refusals,
     collectives,
     crossed,
+    count_of,
     expect,
     hinted,
     kind_of,
@@ -212,7 +213,7 @@ def check_does_not_grow(what, alive, unit):
 
 def spoken(shape, dtype, world):
     B, H, T, K = shape
-    return f"{world} rank{'s' if world > 1 else ''}, q, k and v of shape ({B}, {H}, {T}, {K}), {dtype}"
+    return f"{count_of(world, 'rank')}, q, k and v of shape ({B}, {H}, {T}, {K}), {dtype}"
 
 
 def nbytes(shape, dtype):
@@ -507,7 +508,7 @@ def test_todo2_ring(student):
         seeds = student.seeds(world)
         run = student.call(start_on_rank, world=world, seed=seeds)
         for rank, seen in enumerate(run.evidence):
-            what = f"start_to_pass_on of three tensors on {world} rank{'s' if world > 1 else ''}"
+            what = f"start_to_pass_on of three tensors on {count_of(world, 'rank')}"
             check_parts(what, seen["parts"], ("what arrives", "the works"), rank)
             expect(
                 isinstance(seen["works"], int),
@@ -992,7 +993,7 @@ def check_pairs_of(student, pick):
 
 def check_deal(n, dealt):
     """Each piece is on one rank, and all ranks have equally much work."""
-    told = f"pieces_of on {n} rank{'s' if n > 1 else ''}"
+    told = f"pieces_of on {count_of(n, 'rank')}"
     whole_numbers = all(isinstance(mine, list) and all(isinstance(piece, int) for piece in mine) for mine in dealt)
     expect(whole_numbers, f"{told} does not return a list of numbers for each rank", "a list of two numbers", dealt)
     expect(
@@ -1144,13 +1145,13 @@ def check_refused(student, name, what, parts):
     check_refusals(
         [zip([(n,) for n in grid], said, strict=True) for said in run.evidence],
         refused=lambda n: n % (parts * world) != 0,
-        told=lambda n: f"{name} of {n} {what}{'s' if n > 1 else ''} on {world} ranks",
+        told=lambda n: f"{name} of {count_of(n, what)} on {count_of(world, 'rank')}",
         words=lambda n: (n, parts * world),
     )
     for n, events in zip(grid, cases(run.events), strict=True):
         for rank, mine in enumerate(events):
             sent = [event["op"] for event in mine if event["e"] == "op" and event["bytes"]]
-            told = f"{name} of {n} {what}{'s' if n > 1 else ''} on {world} ranks is refused after something was sent"
+            told = f"{name} of {count_of(n, what)} on {count_of(world, 'rank')} is refused after something was sent"
             expect(n % (parts * world) == 0 or not sent, told, "no call", sent, rank)
 
 
@@ -1427,7 +1428,7 @@ def test_todo8_model(student):
         student.premise(not still, f"a {still[:1]} that never moves")
     for (seed, world), right in zip(asked, rights, strict=True):
         ranks = student.call(trained_on_rank, world=world, seed=seed).evidence
-        told = f"on {world} rank{'s' if world > 1 else ''}"
+        told = f"on {count_of(world, 'rank')}"
         check_shares(told, world, seed, [mine["shares"] for mine in ranks])
         for rank, mine in enumerate(ranks):
             check_training(told, mine, right, rank)

@@ -33,6 +33,7 @@ from grader.kit import (
     Private,
     cases,
     check_answers,
+    count_of,
     expect,
     hinted,
     kind_of,
@@ -65,10 +66,6 @@ def several(value, count):
 
 def generator(seed):
     return torch.Generator().manual_seed(seed)
-
-
-def s(n):
-    return "" if n == 1 else "s"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -189,7 +186,7 @@ def test_todo1_route(student):
         rights.append((right, h, router))
     (seen,) = student.call(routed_on_rank, world=1, group=False, trials=trials).evidence
     for found, (kind, n, dim, experts, k, seed), (right, h, router) in zip(seen, trials, rights, strict=True):
-        what = f"route of {n} tokens to {k} of {experts} expert{s(experts)}{TOLD[kind]}"
+        what = f"route of {n} tokens to {k} of {count_of(experts, 'expert')}{TOLD[kind]}"
         outputs = found["outputs"]
         expect(
             isinstance(outputs, list), f"{what} does not return three tensors", "gates, experts, probabilities", outputs
@@ -384,16 +381,16 @@ def check_work(what, seen, due, rank=None, first=0):
             len(mine["calls"]) > 0,
             f"{what}: expert {number} is never called"
             + ("" if rows else ". No token chose it; call it on zero rows, so that its gradient is zero, not missing"),
-            f"one call, {rows} row{s(rows)}",
+            f"one call, {count_of(rows, 'row')}",
             "no call",
             rank,
         )
         done = sum(mine["calls"])
         expect(
             done == rows,
-            f"{what}: expert {number} computes {done} row{s(done)}; {rows} chose it",
-            f"{rows} row{s(rows)}",
-            f"{done} row{s(done)}",
+            f"{what}: expert {number} computes {count_of(done, 'row')}; {rows} chose it",
+            count_of(rows, "row"),
+            count_of(done, "row"),
             rank,
         )
         expect(
@@ -455,7 +452,7 @@ def check_sort(student):
         trials.append([choices(draw, n, experts, k, dropped=dropped, avoid=1), [n, k], experts])
     (seen,) = student.call(sorted_on_rank, world=1, group=False, trials=trials).evidence
     for found, (chosen, (n, k), experts) in zip(seen, trials, strict=True):
-        what = f"sort_slots of {n} tokens with {k} choice{s(k)} of {experts} experts" + (
+        what = f"sort_slots of {n} tokens with {count_of(k, 'choice')} of {experts} experts" + (
             ", some of them -1" if any(-1 in row for row in chosen) else ""
         )
         flat = [e for row in chosen for e in row]
@@ -569,9 +566,9 @@ def test_todo3_exchange(student):
         )
         marked = cases(run.events)
         told_size = (
-            f"{world} rank{s(world)}"
+            count_of(world, "rank")
             + (f" in groups of {size}" if size < world else "")
-            + f", {each} expert{s(each)} each"
+            + f", {count_of(each, 'expert')} each"
         )
         for number, kind in enumerate(
             (
@@ -678,7 +675,7 @@ def check_exchange_gradient(student):
     for rank, found in enumerate(ranks):
         due = torch.cat([weights[r][sum(arriving[r][:rank]) :][: table[rank][r]] for r in range(world)])
         for name, gradient, how in (("first", due, ""), ("second", torch.ones_like(due), " of a sum")):
-            what = f"Exchange on {world} ranks: the gradient{how}"
+            what = f"Exchange on {count_of(world, 'rank')}: the gradient{how}"
             than = "each row's, back where the row came from"
             check_tensor(f"{what} on rank {rank}", found[name], gradient, 1e-4, rank, than=than)
 
@@ -699,7 +696,7 @@ def check_combine(student):
         trials.append([n, k, draw.sample(range(n * k), count), dtype, draw.randrange(1 << 40)])
     (seen,) = student.call(combined_on_rank, world=1, group=False, trials=trials).evidence
     for found, (n, k, slots, dtype, seed) in zip(seen, trials, strict=True):
-        what = f"combine of {len(slots)} rows in {dtype} for {n} tokens with {k} choice{s(k)}"
+        what = f"combine of {len(slots)} rows in {dtype} for {n} tokens with {count_of(k, 'choice')}"
         rows = torch.randn(len(slots), 5, generator=generator(seed)).to(getattr(torch, dtype))
         gates, right = gates_for(seed + 1, n, k), torch.zeros(n, 5, dtype=torch.float64)
         for row, slot in zip(rows.double(), slots, strict=True):
@@ -768,9 +765,9 @@ def check_journey(student, world, each, k, size, without):
     )
     forward, backward = cases(run.events)
     what = (
-        f"parallel_mixture on {world} rank{s(world)}"
+        f"parallel_mixture on {count_of(world, 'rank')}"
         + (f" in groups of {size}" if size < world else "")
-        + f", {experts} expert{s(experts)}, {k} per token"
+        + f", {count_of(experts, 'expert')}, {k} per token"
         + (f", none on rank {without}" if without is not None else "")
     )
     for g, ranks in enumerate(groups):
@@ -900,7 +897,7 @@ def test_todo5_capacity(student):
     check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up")
     (seen,) = student.call(dropped_on_rank, world=1, group=False, trials=trials).evidence
     for found, (chosen, (n, k), experts, limit, factor, shares) in zip(seen, trials, strict=True):
-        what = f"drop of {n} tokens with {k} choice{s(k)} of {experts} experts, limit {limit}" + (
+        what = f"drop of {n} tokens with {count_of(k, 'choice')} of {experts} experts, limit {limit}" + (
             ", some of them -1" if any(-1 in row for row in chosen) else ""
         )
         check_shape(what, found["drop"], (n, k), torch.int64)
@@ -917,8 +914,8 @@ def test_todo5_capacity(student):
             row for share in some for row in right_drop(share, experts, math.ceil(factor * (n // shares) * k / experts))
         ]
         what = (
-            f"drop_in_shares of {n} tokens with {k} choice{s(k)} of {experts} experts, factor {factor}, "
-            f"{shares} share{s(shares)}"
+            f"drop_in_shares of {n} tokens with {count_of(k, 'choice')} of {experts} experts, factor {factor}, "
+            f"{count_of(shares, 'share')}"
         )
         check_shape(what, found["shares"], (n, k), torch.int64)
         compare_kept(what, found["shares"].tolist(), due, chosen)
@@ -1016,7 +1013,7 @@ def test_todo6_balance(student):
         world = len(ns)
         run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
         what = (
-            f"balancing_loss on {world} rank{s(world)} with {', '.join(map(str, ns))} tokens, {experts} "
+            f"balancing_loss on {count_of(world, 'rank')} with {', '.join(map(str, ns))} tokens, {experts} "
             f"experts, {k} a token"
         )
         for rank, found in enumerate(run.evidence):
@@ -1140,7 +1137,7 @@ def test_todo7_gradients(student):
     for world, spread in ((4, 2), (6, 2), (3, 3), (2, 1)):
         seeds = student.draw("gradients", world).sample(range(1 << 40), world)
         run = student.call(averaged_on_rank, world=world, spread=spread, seed=Private(seeds))
-        what = f"average_gradients on {world} ranks, spread {spread}"
+        what = f"average_gradients on {count_of(world, 'rank')}, spread {spread}"
         (events,) = cases(run.events)
         for rank, found in enumerate(run.evidence):
             holders = list(range(rank % spread, world, spread))
@@ -1190,7 +1187,7 @@ def test_todo7_gradients(student):
 def check_groups(student, world, spread):
     ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
     for rank, found in enumerate(ranks):
-        what = f"make_groups on {world} rank{s(world)}, spread {spread}"
+        what = f"make_groups on {count_of(world, 'rank')}, spread {spread}"
         groups = found["groups"]
         expect(isinstance(groups, list), f"{what} does not return two groups", "two groups", groups, rank)
         first = rank - rank % spread
@@ -1509,8 +1506,7 @@ def check_spread(told_size, found, right, each, rank):
     expect(
         held <= due,
         f"{told_size}: after spread_experts, rank {rank} has memory for {held:,} weights; its share is "
-        f"{due:,}, with {each} "
-        f"expert{s(each)} per layer",
+        f"{due:,}, with {count_of(each, 'expert')} per layer",
         f"{due:,} weights",
         f"{held:,} weights",
         rank,

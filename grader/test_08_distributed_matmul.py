@@ -42,6 +42,7 @@ from grader.kit import (
     check_answers,
     check_refusals,
     crossed,
+    count_of,
     expect,
     hinted,
     lengths,
@@ -390,7 +391,7 @@ def test_todo2_one_axis(student):
         (m, k), n = x.shape, w.shape[1]
         right = [one_axis_blocks(x, w, dy, ranks, rank) for rank in range(ranks)]
         for cut in CUTS:
-            told = f"by_{cut} on {ranks} rank{'s' * (ranks > 1)}, m = {m}, k = {k}, n = {n}, {dtype}"
+            told = f"by_{cut} on {count_of(ranks, 'rank')}, m = {m}, k = {k}, n = {n}, {dtype}"
             seen = [run.evidence[rank][number][cut] for rank in range(ranks)]
             check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[cut][1][0] for mine in right], dtype)
             gradients = [mine["gradients"] for mine in seen]
@@ -1451,17 +1452,20 @@ def test_todo7_best_grid(student):
                 close,
                 f"mlp_seconds{(*sizes, shape)} with alpha {machine[0]:.3g}, beta {machine[1]:.3g}, speed "
                 f"{machine[2]:.3g} and {machine[3]} cores is not what the formulas give",
-                f"{right:.6g}",
-                f"{found:.6g}" if isinstance(found, (int, float)) else found,
+                right,
+                found,
             )
         fastest = min(all_of_them, key=all_of_them.get)
         chosen = tuple(best) if isinstance(best, list) else best
         expect(
-            chosen in all_of_them, f"best_grid for {world} ranks does not return a grid of {world} ranks", fastest, best
+            chosen in all_of_them,
+            f"best_grid for {world} ranks does not return a grid of {count_of(world, 'rank')}",
+            fastest,
+            best,
         )
         expect(
             math.isclose(all_of_them[chosen], all_of_them[fastest], rel_tol=1e-9),
-            f"best_grid for m, dim, hidden = {sizes} on {world} ranks is not the fastest one: it takes "
+            f"best_grid for m, dim, hidden = {sizes} on {count_of(world, 'rank')} is not the fastest one: it takes "
             f"{all_of_them[chosen] / all_of_them[fastest]:.2f} times as long",
             fastest,
             chosen,

@@ -18,7 +18,7 @@ from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 
 
-from grader.kit import as_evidence, known, nodes, same_numbers, written, Wrong, expect, hinted, todo
+from grader.kit import as_evidence, both, known, nodes, same_numbers, Wrong, expect, hinted, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "memory, messages and time of a plan; the best plan for a model and a machine; when to stop adding GPUs"
@@ -92,7 +92,7 @@ def difference(call, arguments, answer, got, wrongs):
     """(message, the name of the mistake or "", expected, seen); None if the answer is right."""
     if not isinstance(answer, dict):
         taken = known(got, {words: wrong(*arguments) for words, wrong in wrongs.items()})
-        return None if same_numbers(got, answer) else (f"{call} is wrong", taken, written(answer), written(got))
+        return None if same_numbers(got, answer) else (f"{call} is wrong", taken, *both(answer, got))
     keys = {str(key): part for key, part in answer.items()}
     if not isinstance(got, dict) or got.keys() != keys.keys():
         has = ", ".join(got) if isinstance(got, dict) else got
@@ -100,7 +100,7 @@ def difference(call, arguments, answer, got, wrongs):
     for key, part in keys.items():
         if not same_numbers(got[key], part):
             taken = known(got[key], {words: wrong(*arguments)[key] for words, wrong in wrongs.items()})
-            return f'{call}: "{key}" is wrong', taken, written(part), written(got[key])
+            return f'{call}: "{key}" is wrong', taken, *both(part, got[key])
     return None
 
 

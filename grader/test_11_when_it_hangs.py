@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.kit import Unit, answers_on_rank, expect, hinted, mark, plain, stand_ins, todo
+from grader.kit import Unit, answers_on_rank, count_of, expect, hinted, mark, plain, stand_ins, todo
 
 BUILDS = "ten broken runs: logs of each rank, time limits, stacks, fingerprints, the flight recorder, norms, checksums"
 
@@ -102,7 +102,7 @@ def test_todo01_save_checkpoint(student):
             between = names[names.index("saved") + 1 if rank == 0 else 0 : names.index("returned")]
             expect(
                 [name for name in between if name != "init_process_group"],
-                f"on {world} ranks: rank {rank} returns"
+                f"on {count_of(world, 'rank')}: rank {rank} returns"
                 + (
                     " before the others can know that the file is complete"
                     if rank == 0
@@ -168,7 +168,7 @@ def test_todo02_average_gradients(student):
             for shape, gradient, mean in zip(SHAPES, mine, right, strict=True):
                 expect(
                     torch.allclose(gradient, mean, rtol=1e-5, atol=1e-5),
-                    f"on {world} ranks: the gradient of shape {shape} is not the mean over the ranks",
+                    f"on {count_of(world, 'rank')}: the gradient of shape {shape} is not the mean over the ranks",
                     mean,
                     gradient,
                     rank,
@@ -202,7 +202,7 @@ def test_todo03_my_part(student):
             order = draw.sample(range(n), n)
             calls = [["my_part_3", [order, rank, world]] for rank in range(world)]
             (parts,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
-            told = f"{n} samples on {world} ranks"
+            told = f"{n} samples on {count_of(world, 'rank')}"
             expect(all(isinstance(part, list) for part in parts), f"{told}: no list", "lists", parts)
             lengths = [len(part) for part in parts]
             expect(len(set(lengths)) == 1, f"{told}: the ranks have {lengths} samples", "equally many", lengths)
@@ -280,12 +280,15 @@ def test_todo04_compute_loss(student):
         run = student.call(loss_on_rank, world=2, fails=fails, x=x)
         for rank, seen in enumerate(run.evidence):
             if rank == fails:
+                ended = "ended" in seen
                 expect(
                     "raised" in seen,
-                    f"the model raises on rank {rank}, out of memory, and compute_loss_4 hides it",
+                    f"the model raises on rank {rank}, out of memory, and compute_loss_4 "
+                    + ("ends the process without this error" if ended else "returns as if nothing had happened"),
                     "the error comes out",
-                    seen,
+                    f"exit code {seen['ended']}" if ended else f"a loss of {seen.get('loss')}",
                     rank,
+                    "What does the log of this rank say afterwards?" if ended else "",
                 )
                 expect(
                     "2814 bytes" in seen["raised"],
@@ -332,7 +335,7 @@ def test_todo05_meeting_place(student):
     unit = Unit("sbatch/when_it_hangs.sbatch", text, "")
     for nodes in stand_ins.JOBS:
         ranks = student.submit(unit, nodes)
-        told = f"in a job of {nodes} node{'s' if nodes > 1 else ''}"
+        told = f"in a job of {count_of(nodes, 'node')}"
         expect(
             len(ranks) == nodes and not any(mine.refused for mine in ranks),
             f"{told}: not every node starts a torchrun",
@@ -555,7 +558,7 @@ def test_todo09_starts(student):
         (parts,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
         expect(
             all(isinstance(part, list) and len(part) == batch // world for part in parts),
-            f"on {world} ranks, not every rank has {batch // world} of the {batch} samples",
+            f"on {count_of(world, 'rank')}, not every rank has {batch // world} of the {batch} samples",
             batch // world,
             [len(part) if isinstance(part, list) else part for part in parts],
         )
@@ -563,7 +566,7 @@ def test_todo09_starts(student):
         for group in groups:
             expect(
                 world == 1 or len({tuple(part) for part in group}) == world,
-                f"on {world} ranks, ranks read the same windows in one step",
+                f"on {count_of(world, 'rank')}, ranks read the same windows in one step",
                 "different windows",
                 group[0],
             )
@@ -637,7 +640,7 @@ def test_todo10_wrap(student):
                 kept = torch.equal(seen["after"][name], seen["before"][name])
                 expect(
                     torch.equal(seen["after"][name], tensor),
-                    f"on {world} ranks: {name} is not rank 0's" + (", but as before" if kept else ""),
+                    f"on {count_of(world, 'rank')}: {name} is not rank 0's" + (", but as before" if kept else ""),
                     tensor,
                     seen["after"][name],
                     rank,

@@ -3,12 +3,12 @@
 | for | take |
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
-| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint |
+| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
 | numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `lengths`, `nodes`, `layouts` |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
-| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`; `known`, the mistake that gives just this |
+| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
@@ -31,7 +31,7 @@ from grader.engine.inside.returned import kind_of
 from grader.engine.jobs import batch, ends, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, hinted, todo
+from grader.engine.judge.verdict import Wrong, count_of, expect, hinted, todo
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.job import Private
@@ -50,7 +50,7 @@ from grader.kit.on_rank import (
     raised,
     saved_file,
 )
-from grader.kit.predictions import a_number, check_answers, known, same_numbers, written
+from grader.kit.predictions import a_number, both, check_answers, known, same_numbers, written
 from grader.kit.refusals import check_refusals
 from grader.kit.scripts import (
     REL,

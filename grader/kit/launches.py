@@ -5,7 +5,7 @@ import shlex
 
 from grader.engine.jobs import batch, header, stand_ins
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect
+from grader.engine.judge.verdict import Wrong, count_of, expect
 from grader.engine.lesson.lessons import Unit
 
 LOCAL = ("localhost", "127.0.0.1")
@@ -28,7 +28,7 @@ def check_launches(student: Student, unit: Unit) -> None:
 
 def check_launch(name: str, starts: list[batch.Ranks], nodes: int) -> None:
     """Every GPU of every node has one process, and all processes are ranks of one world."""
-    job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    job = f"{name}, on {count_of(nodes, 'node')}"
     check_call(job, name, starts)
     for node in range(nodes):
         check_node(job, starts, node)
@@ -81,7 +81,7 @@ def check_call(job: str, name: str, starts: list[batch.Ranks]) -> None:
 
 def check_blanks(name: str, starts: list[batch.Ranks], nodes: int) -> None:
     """What the user gave as one argument is one."""
-    job = f"{name}, on {nodes} node{'s' if nodes > 1 else ''}"
+    job = f"{name}, on {count_of(nodes, 'node')}"
     args = stand_ins.ARGS[name.rpartition(".")[2]]
     for ranks in starts:
         expect(

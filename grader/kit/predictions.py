@@ -41,8 +41,7 @@ def check_answers(
         expect(
             close,
             f"{call} {wrong}",
-            spoken(answer),
-            spoken(guess),
+            *both(answer, guess, spoken),
             hint="" if close else hint(answer, guess) or hints.get(name, ""),
         )
 
@@ -51,12 +50,18 @@ def listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def spoken(value: Any) -> str:
+def spoken(value: Any, digits: int = 10) -> str:
     """Numbers, rounded so that they can be read; of many, the first and the last."""
     if isinstance(value, (list, tuple)):
-        shown = [spoken(part) for part in value]
+        shown = [spoken(part, digits) for part in value]
         return f"({', '.join(shown if len(shown) < 6 else [*shown[:4], '…', shown[-1]])})"
-    return f"{value:,.10g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+    return (
+        f"{value:,.{max(digits, 10)}g}"
+        if isinstance(value, float)
+        else repr(value)
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
 def a_number(value: Any) -> float | None:
@@ -86,12 +91,24 @@ def known(seen: Any, wrongs: dict[str, Any], same: Callable[[Any, Any], bool] = 
     return fitting[0] if len(fitting) == 1 else ""
 
 
-def written(value: Any) -> str:
-    """Numbers for a verdict, in lists and dictionaries, with commas in the thousands."""
+def written(value: Any, digits: int = 8) -> str:
+    """Numbers for a verdict, in lists and dictionaries, with commas in the thousands; with more `digits` if asked."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {written(part, digits)}" for key, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "(" + ", ".join(map(written, value)) + ")"
+        return "(" + ", ".join(written(part, digits) for part in value) + ")"
     if a_number(value) is None:
         return str(value)
-    return f"{value:,.8g}" if abs(value) < 1e6 and value % 1 else f"{value:,.3f}".removesuffix(".000")
+    if digits > 8 or abs(value) < 1e6 and value % 1:
+        return f"{value:,.{digits}g}"
+    return f"{value:,.3f}".removesuffix(".000")
+
+
+def both(expected: Any, seen: Any, write: Callable[[Any, int], str] = written) -> tuple[str, str]:
+    """What was expected and what was seen for a verdict, with enough digits to differ."""
+    told = "", ""
+    for digits in (8, 10, 12, 14, 17):
+        told = write(expected, digits), write(seen, digits)
+        if told[0] != told[1]:
+            break
+    return told

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, expect, hinted
+from grader.engine.judge.verdict import Wrong, count_of, expect, hinted
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole
 from grader.kit.traffic import check_sent, ring_bytes
@@ -71,7 +71,7 @@ def on_nodes(nodes: int, world: int) -> Iterator[None]:
     except (Wrong, Fault) as problem:
         if nodes > 1:
             ranks = "one rank" if a_node == 1 else f"{a_node} ranks"
-            problem.message = f"on {nodes} nodes with {ranks} each, {problem.message}"
+            problem.message = f"on {count_of(nodes, 'node')} with {ranks} each, {problem.message}"
             problem.hint = "On one node it is right. Which number of a rank, or of ranks, differs on several?"
         raise
 
@@ -256,32 +256,35 @@ def same_run(serial, run, world):
         seen = None if None in theirs else sum(theirs) / world  # of one made outside the model, what follows tells
         expect(
             seen is None or math.isclose(seen, loss, rel_tol=REL),
-            f"on {world} ranks the loss of step {step + 1} is not the serial run's",
+            f"on {count_of(world, 'rank')} the loss of step {step + 1} is not the serial run's",
             loss,
             seen,
         )
     check_gradients_travel(serial, run, world)
-    same_report(f"on {world} ranks", reported(serial), reported(run))
+    same_report(f"on {count_of(world, 'rank')}", reported(serial), reported(run))
     for name, weight in serial.evidence[0]["weights"].items():
         for rank, evidence in enumerate(run.evidence):
             # SGD keeps rounding small: 1e-6 was measured after these steps; the weights themselves moved by 1e-2.
             expect(
                 torch.allclose(evidence["weights"][name], weight, rtol=1e-3, atol=1e-5),
-                f"on {world} ranks the last weights of rank {rank} are not the serial run's ({name})",
+                f"on {count_of(world, 'rank')} the last weights of rank {rank} are not the serial run's ({name})",
                 "equal weights",
                 "others",
                 rank,
             )
     for name in ("out/model-best.pt", "out/model-final.pt"):
         expect(
-            name in run.files, f"on {world} ranks {name.removeprefix('out/')} is not written", name, sorted(run.files)
+            name in run.files,
+            f"on {count_of(world, 'rank')} {name.removeprefix('out/')} is not written",
+            name,
+            sorted(run.files),
         )
         writers = [
             rank for rank, evidence in enumerate(run.evidence) if any(f.endswith(name) for f in evidence["files"])
         ]
         expect(
             len(writers) <= 1,
-            f"on {world} ranks, ranks {writers} write {name.removeprefix('out/')}",
+            f"on {count_of(world, 'rank')}, ranks {writers} write {name.removeprefix('out/')}",
             "one writer",
             writers,
         )
@@ -302,7 +305,7 @@ def check_gradients_travel(serial, run, world):
     """
     gradients = sum(weight.nbytes for weight in serial.evidence[0]["weights"].values())
     steps = len(training(serial.evidence[0]))
-    check_sent(f"on {world} ranks", run.events, math.inf, least=steps * ring_bytes(gradients, world) / 2)
+    check_sent(f"on {count_of(world, 'rank')}", run.events, math.inf, least=steps * ring_bytes(gradients, world) / 2)
 
 
 def read(content: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The same tensor or not, and the words for how two differ.
 
-`check_tensor` compares shape, dtype and numbers, in this order, and tells them apart. `near` says yes or no to all three.
+`check_tensor` compares shape, dtype and numbers, in this order, and tells them apart. `near` says yes or no to
+all three.
 """
 
 import math
@@ -93,14 +94,10 @@ def check_tensor(
 
 
 def near(
-    seen: torch.Tensor,
-    right: torch.Tensor,
-    rel: float = 0.0,
-    scale: float = 0.0,
-    dtype: torch.dtype | None = None,
+    seen: torch.Tensor, right: torch.Tensor, rel: float = 0.0, scale: float = 0.0, dtype: torch.dtype | None = None
 ) -> bool:
-    """Whether two tensors are of one shape and dtype, and equal but for rounding. `dtype`: where `right` is more precise
-    than what is asked for.
+    """Whether two tensors are of one shape and dtype, and equal but for rounding. `dtype`: where `right` is more
+    precise than what is asked for.
     """
     return isinstance(seen, torch.Tensor) and seen.dtype == (dtype or right.dtype) and close(seen, right, rel, scale)
 

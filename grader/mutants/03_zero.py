@@ -139,6 +139,12 @@ for p in parameters:
 
 
 WRONG = [
+    Answer(
+        9,
+        "gradients of frozen parameters, too",
+        swap=("unit.shards, strict=True) if p.requires_grad]", "unit.shards, strict=True)]"),
+        says="reduce_to_shards is given None as tensors[",
+    ),
     Answer(1, "no master weights", swap=(" 12", " 8"), says="bytes_a_parameter"),
     Answer(1, "gradients in float32 beside the masters", swap=("2, 2", "2, 4"), says="bytes_a_parameter"),
     Answer(

@@ -57,6 +57,7 @@ GENERATORS = "return torch.Generator().manual_seed(seed), torch.Generator().manu
 SECONDS = "return products + 4 * all_reduce_seconds(nbytes, world, within if world <= per_node else between)"
 
 WRONG = [
+    Answer(6, "always joined by g", swap=("return self.join(", "return g("), says="a different `join` than g"),
     Answer(
         2,
         "copies that lie in memory as what they are given",

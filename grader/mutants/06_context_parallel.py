@@ -286,6 +286,41 @@ return total / count
 WRONG = [
     Answer(
         3,
+        "the ring on the class, where the next forward pass writes",
+        swap=(
+            ("ctx.ring = blocks, rank, world", "RingAttention.ring = blocks, rank, world"),
+            ("*ctx.ring", "*RingAttention.ring"),
+        ),
+        says="both forward passes first",
+    ),
+    Answer(
+        3,
+        "one gradient of the queries for all calls",
+        swap=(
+            "grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))",
+            "grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (k_BHTK, v_BHTK))\n"
+            "room = ring_backward.__dict__.setdefault('room', {})\n"
+            "key = q_BHTK.shape, q_BHTK.dtype\n"
+            "room[key] = room[key].zero_() if key in room else torch.zeros_like(q_BHTK)\n"
+            "grad_q = room[key]",
+        ),
+        says="is overwritten by a later one",
+    ),
+    Answer(
+        2,
+        "room that is made once",
+        swap=(
+            "arriving = [torch.empty_like(tensor) for tensor in leaving]",
+            "room = start_to_pass_on.__dict__.setdefault('room', {})\n"
+            "key = tuple((tensor.shape, tensor.dtype) for tensor in leaving)\n"
+            "if key not in room:\n"
+            "    room[key] = [torch.empty_like(tensor) for tensor in leaving]\n"
+            "arriving = room[key]",
+        ),
+        says="is overwritten by a later one",
+    ),
+    Answer(
+        3,
         "the output as an attribute of ctx",
         swap=(
             (

@@ -99,6 +99,34 @@ return E * (f_E * P_E).sum()
 
 WRONG = [
     Answer(
+        7,
+        "new tensors as gradients",
+        swap=(
+            "    dist.all_reduce(parameter.grad, group=copies)\n    parameter.grad /= world",
+            "    total = parameter.grad.clone()\n    dist.all_reduce(total, group=copies)\n"
+            "    parameter.grad = total / world",
+        ),
+        says="in place",
+    ),
+    Answer(
+        9,
+        "the limit of the first batch for all",
+        swap=(
+            "    limit = capacity(len(h_ND), layer.k, layer.n_experts, layer.factor)\n",
+            "    if not hasattr(layer, 'limit'):\n"
+            "        layer.limit = capacity(len(h_ND), layer.k, layer.n_experts, layer.factor)\n"
+            "    limit = layer.limit\n",
+        ),
+        says="with more tokens than a step has",
+    ),
+    Answer(9, "0.0 taken for None", swap=("if layer.factor is not None:", "if layer.factor:"), says="factor of 0.0"),
+    Answer(
+        9,
+        "counts in float32",
+        swap=("minlength=layer.n_experts)\nif", "minlength=layer.n_experts).float()\nif"),
+        says="load is in float32, not in int64",
+    ),
+    Answer(
         3,
         "no rows, no call",
         [

@@ -71,6 +71,25 @@ return y_mn
 
 WRONG = [
     Answer(
+        5,
+        "what belongs to a product is on the class",
+        swap=(
+            ("ctx.shape, ctx.axes, ctx.grid = shape, axes, grid", "Product.kept = shape, axes, grid"),
+            ("axes, groups = ctx.axes, ctx.grid.groups", "shape, axes, grid = Product.kept\ngroups = grid.groups"),
+            ("gather(shard, ctx.shape, groups", "gather(shard, shape, groups"),
+        ),
+        says="both forward passes first",
+    ),
+    Answer(
+        4,
+        "rows of W, as they lie in memory",
+        swap=(
+            "piece = w_kn[panel.begin - first : panel.end - first].contiguous()",
+            "piece = w_kn[panel.begin - first : panel.end - first]",
+        ),
+        says="blocks that are not contiguous",
+    ),
+    Answer(
         2,
         "rounded down",
         swap=("once_around = (world - 1) / world * m * n", "once_around = (world - 1) * (m * n // world)"),

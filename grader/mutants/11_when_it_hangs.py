@@ -117,7 +117,7 @@ WRONG = [
             """,
             None,
         ],
-        says="hides it",
+        says="as if nothing had happened",
     ),
     Answer(
         4,
@@ -133,7 +133,7 @@ WRONG = [
             """,
             None,
         ],
-        says="hides it",
+        says="as if nothing had happened",
     ),
     Answer(
         4,
@@ -147,7 +147,7 @@ WRONG = [
             """,
             None,
         ],
-        says="hides it",
+        says="ends the process",
     ),
     Answer(
         4,
@@ -303,7 +303,7 @@ WRONG = [
         4,
         "once more, which may go well",
         ["try:\n    return model(x, y)\nexcept RuntimeError:\n    return model(x, y)", None],
-        says="hides it",
+        says="as if nothing had happened",
     ),
     Answer(
         4,
@@ -323,7 +323,7 @@ WRONG = [
         4,
         "an exit by sys",
         ["try:\n    return model(x, y)\nexcept RuntimeError:\n    sys.exit(0)", None],
-        says="hides it",
+        says="ends the process",
     ),
     Answer(
         7,

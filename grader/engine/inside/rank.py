@@ -309,4 +309,5 @@ def describe(error: BaseException) -> dict:
     frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])
-    return {"type": type(error).__name__, "text": str(error)[:2000], "frames": frames}
+    text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return {"type": type(error).__name__, "text": text[:2000], "frames": frames}

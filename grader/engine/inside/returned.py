@@ -12,7 +12,8 @@ import inspect
 import threading
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Union, get_args, get_origin
 
 import torch
@@ -61,11 +62,13 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if getattr(running, "function", None):
-            value = function(*args, **kwargs)
+            with noted(function, args, kwargs):
+                value = function(*args, **kwargs)
         else:
             running.function, given = function, Given.to(function, args, kwargs)
             try:
-                value = function(*args, **kwargs)
+                with noted(function, args, kwargs):
+                    value = function(*args, **kwargs)
             finally:
                 running.function = None
             for argument, change in given.changes().items():
@@ -79,6 +82,34 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
         return heard(value, say) if returns_one else value
 
     return call
+
+
+@contextmanager
+def noted(function: types.FunctionType, args: tuple, kwargs: dict[str, Any]) -> Iterator[None]:
+    """An error about None that comes from in here gets a note, if the function was given None against its signature:
+    then the mistake is where it was called.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        if "None" in str(error) and not getattr(error, "__notes__", None):
+            for argument in nothings(function, args, kwargs)[:1]:
+                error.add_note(f"{function.__name__} is given None as {argument}")
+        raise
+
+
+def nothings(function: types.FunctionType, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """The arguments that are None, or lists with a None in them, where the signature has no None."""
+    found = []
+    for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+        wanted = function.__annotations__.get(name)
+        if wanted is None or isinstance(wanted, str) or "None" in str(wanted):
+            continue
+        if value is None:
+            found.append(name)
+        elif isinstance(value, (list, tuple)):
+            found += [f"{name}[{place}]" for place, part in enumerate(value) if part is None]
+    return found
 
 
 def overwrites(name: str, given: Given, value: Any) -> bool:

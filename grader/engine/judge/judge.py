@@ -359,7 +359,11 @@ class Judge:
             return None
         owner = self.owner(problem.where)
         said = place(problem.where) + (f" (TODO {owner})" if owner else "")
-        own = self.line_in_todo(number, problem.callers) if owner != number else None
+        if owner == number:  # of its functions the one that was given something wrong may be innocent
+            callers = [line for line in problem.callers if line[2] != problem.where[2] and self.owner(line) == number]
+            own = callers[0] if callers and problem.cause == "crash" else None
+        else:
+            own = self.line_in_todo(number, problem.callers)
         if own is None or (owner and self.owner(own) != number):
             return said
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from grader.engine.jobs import batch, stand_ins
-from grader.engine.judge.verdict import BadDraw, Wrong
+from grader.engine.judge.verdict import BadDraw, Wrong, count_of
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.engine import Engine
@@ -127,8 +127,8 @@ class Student:
         return run
 
     def _touched(self, run: Run) -> Fault | None:
-        """What the student's functions were given is as it was, unless the TODO allows to change it; and so is what they
-        have returned.
+        """What the student's functions were given is as it was, unless the TODO allows to change it; and so is what
+        they have returned.
         """
         for rank, touched in sorted(run.touched.items()):
             for event in touched:
@@ -190,7 +190,7 @@ class Student:
                 raise run.fault
             known[key] = run.evidence[0]
         seen = known[key]["again" if again else str(nodes)]
-        job = f"{unit.name}, on {nodes} node{'s' if nodes > 1 else ''}"
+        job = f"{unit.name}, on {count_of(nodes, 'node')}"
         last = next((line for line in reversed(seen["said"].splitlines()) if line.strip()), "it says nothing")
         if seen["code"] == 0 and seen["left"]:
             raise Fault(

@@ -209,6 +209,11 @@ def todos(numbers: list[int]) -> str:
     return f"TODOs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """ "1 rank", "3 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 ALIKE = ", by what is shown of it"  # where what was expected and what was seen are told in the same words
 
 
