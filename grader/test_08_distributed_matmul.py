@@ -586,11 +586,22 @@ def test_todo3_cannon(student):
     )
     check_squares(student)
     todo = Private([[cannon_case(plan, rank) for plan in plans] for rank in range(9)])
-    run = student.call(cannon_on_rank, world=9, todo=todo)
+    with hinted(NO_RECEIVER, "hang"), hinted(OTHER_BLOCK, "mismatch"):
+        run = student.call(cannon_on_rank, world=9, todo=todo)
     calls = iter(cases(run.events))
     for number, plan in enumerate(plans):
         forward, _ = next(calls), next(calls)
         check_cannon(plan, [run.evidence[rank][number] for rank in range(plan[0])], forward)
+
+
+NO_RECEIVER = (
+    "A block goes to a rank that does not expect it. In the skew, all blocks of X in one row of the grid move by the same"
+    " number of places, and all blocks of W in one column: which number is that for this row, or this column?"
+)
+OTHER_BLOCK = (
+    "A block arrives that is not as large as the one that is expected: so it is a different block. Which inner index has"
+    " it, on a 3 × 3 table, and which one is due in this step?"
+)
 
 
 def cannon_case(plan, rank):
