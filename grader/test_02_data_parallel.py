@@ -694,7 +694,7 @@ def test_todo5_buckets(student):
     draw = student.draw("sizes")
     fills = [*FILLS]
     for largest in (10, 10, 40, 40):
-        fills.append(([draw.randrange(1, largest) for _ in range(draw.randrange(12, 20))], draw.randrange(40, 90)))
+        fills.append(([draw.randrange(largest) for _ in range(draw.randrange(12, 20))], draw.randrange(40, 90)))
     (seen,) = student.call(fills_on_rank, world=1, group=False, fills=fills).evidence
     for (sizes, cap), buckets in zip(fills, seen, strict=True):
         what = f"assign_buckets({sizes}, {cap})"

@@ -595,12 +595,12 @@ def test_todo3_cannon(student):
 
 
 NO_RECEIVER = (
-    "A block goes to a rank that does not expect it. In the skew, all blocks of X in one row of the grid move by the same"
-    " number of places, and all blocks of W in one column: which number is that for this row, or this column?"
+    "A block goes to a rank that does not expect it. In the skew, all blocks of X in one row of the grid move by the"
+    " same number of places, and all blocks of W in one column: which number is that for this row, or this column?"
 )
 OTHER_BLOCK = (
-    "A block arrives that is not as large as the one that is expected: so it is a different block. Which inner index has"
-    " it, on a 3 × 3 table, and which one is due in this step?"
+    "A block arrives that is not as large as the one that is expected: so it is a different block. Which inner index"
+    " does it have, on a 3 × 3 table, and which one is expected in this step?"
 )
 
 

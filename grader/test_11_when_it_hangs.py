@@ -491,12 +491,14 @@ def test_todo07_masked_mean(student):
 
 
 def notes_on_rank(code, rank, world, log_every):
-    drawn, step = [], 0
+    drawn, step, model = [], 0, nn.Linear(2, 2)
     code.histograms = lambda model: drawn.append(step)
+    first = [p.detach().clone() for p in model.parameters()]
     for step in range(1, 3 * log_every + 2):
-        code.note_8(nn.Linear(2, 2), step, log_every)
+        code.note_8(model, step, log_every)
         dist.all_reduce(torch.ones(1))
-    return drawn
+    same = all(torch.equal(p, was) and p.requires_grad for p, was in zip(model.parameters(), first, strict=True))
+    return {"drawn": drawn, "as before": same and model.training}
 
 
 @todo(
@@ -512,8 +514,9 @@ def notes_on_rank(code, rank, world, log_every):
 def test_todo08_note(student):
     every = student.draw("every").randrange(2, 5)
     right = [every, 2 * every, 3 * every]
-    for rank, drawn in enumerate(student.call(notes_on_rank, world=2, log_every=every).evidence):
-        wanted = right if rank == 0 else []
+    run = student.call(notes_on_rank, world=2, log_every=every)
+    for rank, seen in enumerate(run.evidence):
+        wanted, drawn = right if rank == 0 else [], seen["drawn"]
         expect(
             drawn == wanted,
             f"with log_every={every}, rank {rank} draws in {len(drawn)} of {3 * every + 1} steps",
@@ -521,6 +524,9 @@ def test_todo08_note(student):
             drawn,
             rank,
         )
+        expect(seen["as before"], "note_8 changes the model that it draws", "the model as it was", "changed", rank)
+        calls = [event["op"] for event in run.events[rank] if event["e"] == "op" and not event["ours"]]
+        expect(not calls, "note_8 makes the ranks wait for each other once more", "no collective", calls[:3], rank)
     check_story(
         student, 8, (0, "communication"), ("the rank that all wait for", "the part in which the others spend more time")
     )

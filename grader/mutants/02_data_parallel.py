@@ -115,6 +115,12 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
 
 
 WRONG = [
+    Answer(
+        5,
+        "a parameter without numbers is left out",
+        swap=("    if not buckets", "    if not sizes[index]:\n        continue\n    if not buckets"),
+        says="does not have each parameter in one bucket",
+    ),
     Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
     Answer(
         1,

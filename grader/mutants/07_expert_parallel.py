@@ -1309,7 +1309,7 @@ RIGHT = [
         for work in works:
             work.wait()
         for p in (*shared, *experts):
-            p.grad = p.grad / world""",
+            p.grad.div_(world)""",
         ],
     ),
     Answer(

@@ -1088,7 +1088,7 @@ RIGHT = [
         owner = grid.lines[1][panel.column]
         if grid.rank == owner:
             start = grid.block(k, 1).start
-            mine = x_mk[:, panel.begin - start : panel.end - start].clone()
+            mine = x_mk[:, panel.begin - start : panel.end - start].contiguous()
             works = [dist.isend(mine, other) for other in grid.lines[1] if other != owner and grid.lines[1].index(other) == (panel.column + 1) % len(grid.lines[1])]
         else:
             mine = torch.empty(len(x_mk), panel.end - panel.begin, dtype=x_mk.dtype)

@@ -13,6 +13,13 @@ def fifth(**bodies: str) -> list[str | None]:
 
 WRONG = [
     Answer(
+        4,
+        "one expert may be left over",
+        swap=("if model.experts and model.experts % plan.ep:", "if model.experts and model.experts % plan.ep > 1:"),
+        says="experts on ep",
+    ),
+    Answer(4, "91 % of the memory", swap=("> 0.9 * machine", "> 0.91 * machine"), says="memory"),
+    Answer(
         2, "gradients in two bytes", swap=("2 * gathers + 4 * reductions", "2 * (gathers + reductions)"), says='"shard"'
     ),
     Answer(

@@ -4,6 +4,21 @@ from grader.kit import Answer
 
 WRONG = [
     Answer(
+        8,
+        "a barrier, too",
+        [
+            "if step % log_every == 0:\n    if dist.get_rank() == 0:\n        histograms(model)\n    dist.barrier()",
+            None,
+        ],
+        says="wait for each other once more",
+    ),
+    Answer(
+        8,
+        "drawn in eval mode, and left there",
+        ["if dist.get_rank() == 0 and step % log_every == 0:\n    model.eval()\n    histograms(model)", None],
+        says="changes the model",
+    ),
+    Answer(
         1,
         "one barrier more, in the other branch",
         [
