@@ -518,13 +518,17 @@ def check_squares(student):
 
 
 def must_skew(student, side, matrices):
-    """A premise: without the skew the block of rank 1 is a different one."""
+    """A premise: without the skew a block beside the diagonal is a different one. One of the two may be empty."""
     if side == 1:
         return
     blocks = [two_axes_blocks(*matrices, (side, side), rank) for rank in range(side * side)]
-    held, right = [mine for mine, _ in blocks], blocks[1][1][0]
-    unskewed = sum(held[column][0] @ held[side * column + 1][1] for column in range(1, side))
-    student.premise(unskewed.shape != right.shape or not near(unskewed, right), "a product without the skew")
+    held, right = [mine for mine, _ in blocks], [mine[0] for _, mine in blocks]
+
+    def unskewed(row, column):
+        return sum(held[side * row + inner][0] @ held[side * inner + column][1] for inner in range(1, side))
+
+    differs = any(not near(unskewed(row, column), right[side * row + column]) for row, column in ((0, 1), (1, 0)))
+    student.premise(differs, "a product without the skew")
 
 
 @todo(
