@@ -5,15 +5,15 @@ from typer.testing import CliRunner
 
 from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
-from grader.engine.judge import mutants
+from grader.engine.judge import mutants, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-def judged_rightly(lesson, trials):
+def judged_rightly(lesson, trials, again=""):
     if missing := mutants.lessons.lacking(lesson):
         pytest.skip(missing)
     wrongly = [trial for trial in trials if not trial.right]
-    assert not wrongly, "\n".join(f"{t.kind}, TODO {t.todo}, {t.name}: {t.seen}" for t in wrongly)
+    assert not wrongly, "\n".join(f"{t.kind}, TODO {t.todo}, {t.name}: {t.seen}{again}" for t in wrongly)
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())
@@ -25,7 +25,8 @@ def test_every_right_answer_is_accepted(engine, lesson):
     ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
 )
 def test_every_wrong_answer_fails_by_its_todo(engine, lesson, todo):
-    judged_rightly(lesson, mutants.half_done(engine, lesson, [todo]))
+    seed = seeds.drawn()
+    judged_rightly(lesson, mutants.half_done(engine, lesson, [todo], seed), f" (--seed {seed})")
     judged_rightly(lesson, mutants.wrong_answers(engine, lesson, [todo]))
 
 

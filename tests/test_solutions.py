@@ -11,7 +11,7 @@ TODOS = [(lesson, number) for lesson in checked_lessons() for number in lessons.
 
 @pytest.mark.parametrize(
     "numbers",
-    ["practice", pytest.param("drawn", marks=pytest.mark.long), pytest.param("drawn again", marks=pytest.mark.long)],
+    ["practice", pytest.param("drawn", marks=pytest.mark.long)],  # a second seed is drawn in test_mutants.py
 )
 @pytest.mark.parametrize(("lesson", "todo"), TODOS)
 def test_a_solution_passes(engine, lesson, todo, numbers):

@@ -2,9 +2,9 @@
 
 `grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`. Right ones are tried together, one to each
 TODO at a time: a student may mix them.
-Beside them each lesson is tried half done, in three ways: with TODOs 1 … k solved,
-k is right and k + 1 not attempted; with all but k solved, k is not attempted; and with nothing but k solved and
-the TODOs that it needs, k is right: so no other one's absence can fail it.
+Beside them each lesson is tried half done, in three ways: with those before k solved, k is not attempted; with all
+but k solved, k is not attempted; and with nothing but k solved and the TODOs that it needs, k is right: so no other
+one's absence can fail it.
 """
 
 import importlib
@@ -51,15 +51,11 @@ def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = 
     """The lesson with less done than all."""
     numbers = list(lessons.titles(lesson))
     for number in chosen:
-        k = numbers.index(number)
-        # Those before that one were right with less done; where it needs them all, "alone" judges this very file.
-        before = [n for n in numbers[max(k - 1, 0) : k] if set(needed(lesson, n)) != set(numbers[:k])]
-        started = time.perf_counter()
-        judge = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[: max(k - 1, 0)], seed)
-        *those, own = (judge.verdict(n) for n in [*before, number])
-        right = all(v.passed for v in those) and own.cause == "not_attempted"
+        k, started = numbers.index(number), time.perf_counter()
+        own = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[:k], seed).verdict(number)
+        right = own.cause == "not_attempted"
         name = f"TODOs before {number}"
-        yield Trial(lesson, "first solved", number, name, right, first_failure([*those, own]), since(started))
+        yield Trial(lesson, "first solved", number, name, right, first_failure([own]), since(started))
 
         others, started = {*numbers} - {number}, time.perf_counter()
         own = judge_of(engine, lesson, solved(lesson, others), others, seed).verdict(number)
