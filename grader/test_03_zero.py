@@ -1032,15 +1032,20 @@ def resumed_on_rank(code, rank, world, seed, steps):
     momentumless = code.whole_state(
         {"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world
     )
-    whole = torch.arange(float(optimizer.parameters[0].numel()))  # of an optimizer that names its averages otherwise
+    # Of an optimizer that names its averages otherwise, in bfloat16, and has none for parameter 0.
+    whole = torch.arange(optimizer.parameters[1].numel()).remainder(200).bfloat16()
     part = whole.split(-(-len(whole) // world))[rank].clone()
     momentum = code.whole_state(
-        {"state": {0: {"momentum_buffer": part}}, "param_groups": []}, optimizer.parameters[:1], world
+        {"state": {1: {"momentum_buffer": part}}, "param_groups": []}, optimizer.parameters[:2], world
     )["state"]
+    whole = whole.view(optimizer.parameters[1].shape)
+    taken = code.state_of_parts({"state": {1: {"momentum_buffer": whole}}, "param_groups": []}, rank, world)["state"]
     return seen | {
         "none": momentumless["state"].get(0, {}).get("momentum_buffer", "nothing") is None,
-        "momentum": as_evidence(momentum.get(0, {}).get("momentum_buffer")),
-        "right momentum": whole.view(optimizer.parameters[0].shape),
+        "momentum": as_evidence(momentum.get(1, {}).get("momentum_buffer")),
+        "right momentum": whole,
+        "part": as_evidence(taken.get(1, {}).get("momentum_buffer")),
+        "right part": part,
     }
 
 
@@ -1137,8 +1142,10 @@ def test_todo5_state(student):
             "something else",
             rank,
         )
-        what = f"with SGD on {count_of(world, 'rank')}, the saved momentum_buffer of parameter 0"
+        what = f"with SGD on {count_of(world, 'rank')}, the saved momentum_buffer of parameter 1"
         check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="what a plain optimizer has")
+        what = f"with SGD on {count_of(world, 'rank')}, the part of parameter 1's momentum_buffer"
+        check_tensor(what, mine["part"], mine["right part"], rank=rank)
         expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
         most = 8 * share(trained, world)
         expect(

@@ -140,6 +140,21 @@ for p in parameters:
 
 WRONG = [
     Answer(
+        5,
+        "a part is float32",
+        swap=("my_part(value, rank, world).clone()", "my_part(value, rank, world).clone().float()"),
+        says="momentum_buffer is in float32, not in bfloat16",
+    ),
+    Answer(
+        5,
+        "parameters counted by their states",
+        swap=(
+            'for number, values in state_dict["state"].items():\n    shape',
+            'for number, values in enumerate(state_dict["state"].values()):\n    shape',
+        ),
+        says="the saved momentum_buffer of parameter 1",
+    ),
+    Answer(
         9,
         "gradients of frozen parameters, too",
         swap=("unit.shards, strict=True) if p.requires_grad]", "unit.shards, strict=True)]"),
@@ -1110,7 +1125,7 @@ for p, part in zip(parameters, parts):
         5,
         "knows AdamW's names only",
         swap=("shape) if is_long(value)", 'shape) if name in ("exp_avg", "exp_avg_sq")'),
-        says="the saved momentum_buffer of parameter 0",
+        says="the saved momentum_buffer of parameter 1",
     ),
     Answer(
         2,

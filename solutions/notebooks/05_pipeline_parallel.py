@@ -449,7 +449,7 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gpipe(world: int, m: int) -> Schedule:
-    """All forward passes of the m micro-batches, then all backward passes."""
+    """All forward passes of the m micro-batches, then all backward passes; on all ranks in the same order."""
     # TODO 4: Write the first schedule, and say when each action begins and ends. First, GPipe.
     ### BEGIN SOLUTION
     forward = [Action("F", j) for j in range(m)]

@@ -109,7 +109,7 @@ check("07_expert_parallel/1")
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def mixture(h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, experts: Sequence[nn.Module]) -> Tensor:
     """The gated sum of each token's experts, (N, D), in the dtype of h. ``experts[e]`` maps (rows, D) to (rows, D)."""
-    # TODO 2: Compute the mixture on one process. Each expert is called once.
+    # TODO 2: Compute the mixture on one process. Each expert is called once, if need be on zero rows.
     ### BEGIN SOLUTION
     out_ND = torch.zeros_like(h_ND)
     for number, expert in enumerate(experts):
@@ -584,7 +584,10 @@ class ParallelMixture(nn.Module):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
-    """The same as `Mixture.forward`, for this rank's tokens. ``layer.load`` counts these tokens' slots."""
+    """The same as `Mixture.forward`, for this rank's tokens. ``layer.load`` counts these tokens' slots.
+
+    The next call may have a different number of tokens.
+    """
     # TODO 9: Train the model with its experts spread over the ranks. First, the layer.
     ### BEGIN SOLUTION
     h_ND = x_BTD.flatten(0, 1)
