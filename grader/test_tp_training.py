@@ -233,7 +233,9 @@ def check_mesh(student):
 
 def samplers_on_rank(code, rank, world, grid, sizes, seed):
     sets = tuple(Windows(torch.arange(size), 1, 0, drop_last=True) for size in sizes)
-    samplers = code.make_samplers(sets, made_mesh(*grid), made_args(code, "--seed", str(seed), "--tp", str(grid[1])))
+    args = made_args(code, "--seed", str(seed))
+    args.tp = grid[1]  # whether it divides the heads is not asked here
+    samplers = code.make_samplers(sets, made_mesh(*grid), args)
     if (
         not isinstance(samplers, (tuple, list))
         or len(samplers) != 3
@@ -272,7 +274,7 @@ def check_samplers(student):
     draw = student.draw("samplers")
     sizes = (draw.choice((35, 37, 41)), draw.choice((11, 13)), draw.choice((7, 13)))
     seed = draw.randrange(100)
-    for rows, tp in rectangles(draw, most=6):
+    for rows, tp in (grid for grid in rectangles(draw, most=6) if grid[1] > 1):  # without --tp, rows are ranks
         batch, told = 4 * rows, f"on {rows} × {tp} ranks"
         ranks = student.call(samplers_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=seed).evidence
         for rank, mine in enumerate(ranks):

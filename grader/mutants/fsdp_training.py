@@ -44,7 +44,7 @@ WRONG = [
         copies = {{"none": world_size, "hybrid": 2}}.get(args.sharding, 1)
         return init_device_mesh(device.type, (copies, world_size // copies), {NAMES})
         """,
-        says="--replicas 4",
+        says="--replicas 3",
     ),
     Answer(
         1,
