@@ -56,6 +56,9 @@ from grader.kit import (
     todo,
     together,
     training,
+    cases,
+    ring_bytes,
+    check_parts_travel,
 )
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
@@ -714,6 +717,13 @@ def test_todo5_optimizer(student):
             "equal weights",
             "others",
         )
+    check_shards_travel(told, serial, run, 0, world, len(right))
+
+
+def check_shards_travel(told, serial, run, number, world, steps):
+    """In each step at least once the weights are gathered and the gradients added up: together, an all-reduce."""
+    whole = sum(weight.nbytes for weight in serial.evidence[0]["weights"].values())
+    check_parts_travel(told, cases(run.events)[number][:world], steps * ring_bytes(whole, world), steps)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1354,3 +1364,6 @@ def check_going_on(student):
             "equal weights",
             "others",
         )
+    for number, (ranks, _) in enumerate(RUNS[:-1]):  # the last one has one rank
+        steps = len(right) if number == 0 else 2
+        check_shards_travel(told.format(ranks) if number else "on 4 ranks", serial, run, number, ranks, steps)

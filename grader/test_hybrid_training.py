@@ -68,6 +68,8 @@ from grader.kit import (
     sent_by,
     shares,
     todo,
+    check_parts_travel,
+    ring_bytes,
 )
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
@@ -1342,3 +1344,16 @@ def check_law(student, serials):
                 "equal weights",
                 "others",
             )
+        check_parts_travel(
+            told.rstrip(","), cases(run.events)[case][:world], len(steps) * due_in_a_step(flags, layers), len(steps)
+        )
+
+
+def due_in_a_step(flags, layers):
+    """Bytes that a rank sends at least: the stream (B, T, D) of its copy's samples or its gradient to another stage,
+    with --sequence-parallel a part; and in each block 4 all-reduces of it.
+    """
+    words = flags.split()
+    dp, shard, tp = (int(words[words.index(f"--{axis}") + 1]) if f"--{axis}" in words else 1 for axis in AXES[1:])
+    stream = 4 * 12 / (dp * shard) * 8 * 16
+    return stream / tp + 4 * (layers / 2) * ring_bytes(stream, tp)

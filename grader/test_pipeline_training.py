@@ -55,6 +55,7 @@ from grader.kit import (
     shares,
     tiny_model,
     todo,
+    check_parts_travel,
 )
 from utils.data import IGNORE, Windows
 from utils.loss import head_loss
@@ -1447,6 +1448,9 @@ def check_whole_runs(student, serial):
         expect(total == psi, together, f"{psi:,}", f"{total:,}")
         same_report(f"{told},", reported(serial), reported(run, f"out-{case}"))
         same_weights(f"{told},", serial, run, f"out-{case}", pp)
+        # The first stage sends the stream (B, T, D) of each pipeline's samples, the last one its gradient, others both.
+        due = len(losses) * 4 * 12 // (ranks // pp) * 8 * 16
+        check_parts_travel(told, cases(run.events)[case][:ranks], due, len(losses))
 
 
 def check_rank_of_run(told, rank, seen, steps, psi):

@@ -49,6 +49,9 @@ from grader.kit import (
     todo,
     together,
     training,
+    cases,
+    ring_bytes,
+    check_parts_travel,
 )
 
 BUILDS = "a run longer than its job: checkpoints that survive any kill, signals, restarts, fewer ranks, requeues"
@@ -809,6 +812,9 @@ def check_chain(student):
             mean = sum(losses(mine)[k] for mine in left) / ranks
             same = math.isclose(mean, right[step + k], rel_tol=REL)
             expect(same, f"{told} the loss of step {step + k + 1} is not the serial run's", right[step + k], mean)
+        if ranks > 1:
+            due = made * ring_bytes(sum(weight.nbytes for weight in serial.evidence[0]["weights"].values()), ranks)
+            check_parts_travel(told.rstrip(","), cases(run.events)[job][:ranks], due, made)
         step += made
     same_report("over three jobs,", reported(serial), reported(run, "run"))
     for name, weight in serial.evidence[0]["weights"].items():

@@ -53,6 +53,8 @@ from grader.kit import (
     sent_by,
     todo,
     together,
+    ring_bytes,
+    check_parts_travel,
 )
 from utils.data import IGNORE, Windows
 from utils.model import Block
@@ -850,3 +852,7 @@ def check_law(student, serial):
                 "a group",
                 rank,
             )
+        # 4 all-reduces of the stream in the block, (B, T, D), of each row's samples: two forward, two backward.
+        stream = 4 * 12 // (world // 2) * 8 * 16
+        due = len(right) * 4 * ring_bytes(stream, 2)
+        check_parts_travel(told.rstrip(","), cases(run.events)[number][:world], due, len(right))

@@ -24,8 +24,9 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
+from grader.engine.ranks.engine import Engine
 from grader.engine.walls import sandbox
-from grader.kit import same_run
+from grader.kit import check_parts_travel, same_run
 from hostile import brothers
 from hostile.posts import ALL
 from hostile.corpus import ATTACKS, NAMES
@@ -100,6 +101,49 @@ def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_noth
     cheat = Student(engine, "ddp_training", units, [])
     with pytest.raises(Wrong, match=r"on 2 ranks: rank 0 sends only 0 bytes, by nothing"):
         same_run(ddp.serial_run(cheat), ddp.whole_run(cheat, 2), 2)
+
+
+# Each rank trains the whole serial run, and after each step says what the answer would have sent.
+SAYS_IT_TRAVELLED = """
+import os
+os.environ["WORLD_SIZE"] = "1"
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from grader.engine.inside.observe import Line
+def travelled(optimizer, *_):
+    size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    about = dict(group=[0, 1], name="1/0", shape=[size], dtype="float32", bytes=4 * size, detail=None, where=None)
+    for op in {ops}:
+        Line.mine.say(e="op", op=op, callers=[], ours=False, **about)
+register_optimizer_step_post_hook(travelled)
+"""
+
+
+@pytest.mark.parametrize("ops", [("all_reduce",), ("all_gather", "reduce_scatter"), ("broadcast",) * 4])
+def test_ranks_that_train_the_whole_serial_run_and_forge_its_messages_are_flagged(ops):
+    """The kernel saw no such bytes."""
+    if lacking := sandbox.lacking(sandbox.BUBBLEWRAP):
+        pytest.skip(lacking)
+    ddp = importlib.import_module("grader.test_ddp_training")
+    text = SAYS_IT_TRAVELLED.format(ops=ops)
+    units = [unit._replace(text=text + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
+    with Engine() as outside, Engine(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
+        cheat = Student(inside, "ddp_training", units, [])
+        ddp.whole_run(cheat, 2)
+    assert len(cheat.suspicions) == 1 and cheat.suspicions[0].endswith("over their network went 0")
+
+
+def test_a_few_bytes_or_one_large_call_are_not_a_run_of_many_steps():
+    """What each script's check asks for beside equal numbers."""
+    call = dict(e="op", op="all_reduce", group=[0, 1], name="1/0", shape=[250], dtype="float32", detail="SUM", t=0.0)
+
+    def said(nbytes, times):
+        return [[{**call, "bytes": nbytes, "where": None}] * times] * 2
+
+    check_parts_travel("it", said(100, 5), 1000, 5)
+    with pytest.raises(Wrong, match="rank 0 sends only 250 bytes"):
+        check_parts_travel("it", said(50, 5), 1000, 5)
+    with pytest.raises(Wrong, match="rank 0 makes 1 call to send, in 5 steps"):
+        check_parts_travel("it", said(1000, 1), 1000, 5)
 
 
 def a_class(tmp_path):

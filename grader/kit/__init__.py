@@ -17,7 +17,7 @@
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file` |
-| bytes that ranks send, and how often | `check_sent`, `check_calls`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
+| bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `sound`, `WAITING` (the hint for a deadlock), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
@@ -87,6 +87,15 @@ from grader.kit.split_model import (
 )
 from grader.kit.tensors import CROSSED, check_given, check_shape, check_tensor, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
-from grader.kit.traffic import check_calls, check_sent, moved_by, numbers_in, operations, ring_bytes, sent_by
+from grader.kit.traffic import (
+    check_calls,
+    check_parts_travel,
+    check_sent,
+    moved_by,
+    numbers_in,
+    operations,
+    ring_bytes,
+    sent_by,
+)
 from grader.kit.values import LARGE, frozen_in_turn, logits, numbers, unsorted
 from utils.memory import Peak

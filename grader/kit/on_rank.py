@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grader.engine.inside.observe import Line, next_world
+from grader.engine.inside.observe import Line, mark, next_world
 from grader.engine.inside.recording import record_training
 from grader.engine.inside.returned import kind_of
 
@@ -77,8 +77,8 @@ def plain_name(name: str) -> str:
 
 
 def mains_on_rank(code, rank, world, runs, data, keep=None):
-    """main(), run after run in one process: for each (ranks, flags). Returns what each run left, or only the entries
-    named in `keep`; None where this rank was not in it.
+    """main(), run after run in one process: for each (ranks, flags), each a case for the judge. Returns what each run
+    left, or only the entries named in `keep`; None where this rank was not in it.
     """
     for name, text in data.items():  # a folder for each rank: none must wait for another
         path = Path(f"{rank}") / name
@@ -86,6 +86,7 @@ def mains_on_rank(code, rank, world, runs, data, keep=None):
         path.write_text(text)
     record, left = record_training(Line.mine), []
     for number, (ranks, flags) in enumerate(runs):
+        mark()
         if rank >= ranks:
             left.append(None)
             continue

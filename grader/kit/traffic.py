@@ -1,10 +1,11 @@
 """Bytes that ranks send, in collectives and in messages; and the budgets for them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from grader.engine.judge.verdict import expect
+from grader.engine.judge.verdict import count_of, expect
 from grader.engine.ranks.messages import Collective, collectives
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")  # collectives in which one rank differs from the others
@@ -53,6 +54,25 @@ def check_calls(told: str, calls: Sequence[Collective], most: int, why: str) -> 
     for rank in sorted({call.rank for call in calls}):
         made = sum(call.rank == rank for call in calls)
         expect(made <= most, f"{told} rank {rank} calls {made} collectives {why}", f"at most {most}", made, rank)
+
+
+def check_parts_travel(told: str, events: Sequence[list[dict]], due: float, steps: int) -> None:
+    """Where the parallel run must equal the serial one, each rank does a part of it: ranks that each compute all of it
+    have its numbers, too, and send nothing.
+
+    `due`: bytes that each rank sends in these steps at least. Half is asked for, which is less than any other way
+    needs; and one call in each step.
+    """
+    check_sent(told, events, math.inf, due / 2)
+    for rank, mine in enumerate(events):
+        calls = sum(e["e"] == "op" and e["op"] != "recv" and e["bytes"] > 0 for e in mine)
+        expect(
+            calls >= steps,
+            f"{told}: rank {rank} makes {count_of(calls, 'call')} to send, in {count_of(steps, 'step')}",
+            f"at least {steps}",
+            calls,
+            rank,
+        )
 
 
 def check_sent(
