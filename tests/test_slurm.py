@@ -183,7 +183,7 @@ def test_run_submits_and_follows(cluster, course, serial):
     [
         (
             "two ranks in different order",
-            r"it can never go on.* rank 0 all_reduce .* rank 1 broadcast .*ddp_training\.py",
+            r"it can never continue.* rank 0 all_reduce .* rank 1 broadcast .*ddp_training\.py",
         ),
         ("`kill -9` of a rank", r"rank 1 (is gone|never comes)"),
     ],

@@ -14,7 +14,7 @@ LINE = r"train/ddp_training\.py:\d+"
 WORDS = {  # gloo itself ends a process whose peer sends more than was expected; else `run` ends both
     "a collective under `if rank == 0`": rf"rank 0 is in all_reduce \(SUM\) of shape \(3,\) float32 at {LINE}",
     "two ranks in different order": (
-        rf"it can never go on.*rank 0 all_reduce \(SUM\) of shape \(3,\) float32 at {LINE}.*"
+        rf"it can never continue.*rank 0 all_reduce \(SUM\) of shape \(3,\) float32 at {LINE}.*"
         rf"rank 1 broadcast \(root 0\) of shape \(7,\) float32 at {LINE}"
     ),
     "`kill -9` of a rank": rf"rank 1 is gone: it was killed .*, at {LINE}",

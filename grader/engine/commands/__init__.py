@@ -1,1 +1,1 @@
-"""What people see: the commands of `./workbook`, the loop of `watch`, what a notebook's cell asks for."""
+"""The user interface: the commands of `./workbook`, the loop of `watch`, and the functions that notebook cells call."""

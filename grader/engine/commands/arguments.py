@@ -50,7 +50,7 @@ Backend = Annotated[
 
 
 def backend_named(wish: str) -> "backends.Backend":
-    """Also prints which backend it is, if there was a choice. It loads torch."""
+    """Also prints the chosen backend if there was a choice. Loads torch."""
     from grader.engine.ranks import backends
 
     try:

@@ -20,7 +20,9 @@ from utils.whole import write_whole, written_whole
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
-def book(folder: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty, or an earlier book")]) -> None:
+def book(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder, or an earlier book")],
+) -> None:
     """Build the course as a static site, to read offline: lessons without solutions, guides, glossary."""
     needs_solutions()
     if line := lacks("myst_nb", "book"):
@@ -56,12 +58,12 @@ def slides(
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def board(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where students' lines are; made if it is not there")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where students' lines are stored; created if missing")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="the page, which reloads itself")] = Path("board.html"),
-    every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="how often it is written anew")] = 10,
+    every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="seconds between updates")] = 10,
     once: Annotated[bool, typer.Option("--once", help="write it once")] = False,
 ) -> None:
-    """Show live which TODO each student is at: of those who ran ./workbook join DIR."""
+    """Show live which TODO each student is working on, for students who ran ./workbook join DIR."""
     from grader.engine.classroom import board as boards
 
     if advice := boards.open_board(folder):
@@ -79,7 +81,7 @@ def join(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the board's folder, which the instructor names")],
     name: Annotated[str, typer.Option(help="what the board calls you")] = "",
 ) -> None:
-    """Let the instructor see which TODO you are at: each verdict adds a line to a file in DIR, never your code."""
+    """Show the instructor which TODO you are working on: each verdict adds a line to a file in DIR, never your code."""
     from grader.engine.classroom import board as boards
 
     if not folder.is_dir():
@@ -87,13 +89,13 @@ def join(
     file = boards.join(folder, name or getpass.getuser())
     say(
         f"joined as {escape(name or getpass.getuser())}: TODO, verdict and time go to {escape(str(file))}, which others"
-        " can read, and whose owner is your account. ./workbook leave takes it away"
+        " can read; its owner is your account. ./workbook leave removes it"
     )
 
 
 @app.command(rich_help_panel=LEARN)
 def leave() -> None:
-    """Leave the board: your file there is removed."""
+    """Leave the board and remove your file there."""
     from grader.engine.classroom import board as boards
 
     say("your file is gone from the board" if boards.leave() else "you have joined no board")

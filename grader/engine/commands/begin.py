@@ -70,11 +70,11 @@ def lab(
     from grader.engine.lesson.notebooks import KERNEL
 
     folder = lessons.COURSE / ".workbook" / "jupyter"
-    # Under .workbook, so that no other Jupyter of this user is given our kernel.
+    # Under .workbook, so that the user's other Jupyter installations do not get our kernel.
     install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
     paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
-    # It would ask each new user and each browser whether it may fetch news, before anything can be read.
+    # Otherwise it asks each new user, in each browser, whether it may fetch news, before anything can be read.
     settings = folder / "settings"
     settings.mkdir(exist_ok=True)
     (settings / "overrides.json").write_text(
@@ -89,6 +89,6 @@ def lab(
     given = args or []
     if os.geteuid() == 0 and "--allow-root" not in given:
         fail("JupyterLab does not start for root: log in as a user, or, in a container, ./workbook lab -- --allow-root")
-    if no_browser:  # at levels below errors it logs thirty lines at its start, one of them the address
+    if no_browser:  # below the level of errors it logs thirty lines at startup, one of them the address
         options += ["--no-browser", "--ServerApp.log_level=ERROR", "--LabApp.log_level=ERROR"]
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *given])

@@ -26,13 +26,13 @@ if interrupts:
 
 def main() -> NoReturn:
     try:
-        # Otherwise a mistake would be reported in a box of five lines.
+        # Otherwise a mistake is reported in a five-line box.
         code = app(prog_name="./workbook", standalone_mode=False)
     except TyperException as mistake:
         message = mistake.format_message()
         if "No such option" in message:
             message += ". Arguments for the script or for pytest go after --"
-        if message:  # none after the help that `./workbook` alone gives
+        if message:  # empty after the help text that `./workbook` alone prints
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2
     except Unjudged as problem:

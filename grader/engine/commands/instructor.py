@@ -36,7 +36,7 @@ def test(
     premises: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="only try what checks draw, and their references, with N seeds; no ranks"
+            min=0, metavar="N", help="only try the checks' drawn inputs and references, with N seeds; starts no ranks"
         ),
     ] = 0,
 ) -> None:
@@ -54,7 +54,7 @@ def test(
         raise typer.Exit(not (rehearsals.trial(*told) if premises else trials.trial(*told, others=True)))
     if not (lessons.COURSE / "tests").is_dir():
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
-    workers = str(min(os.cpu_count() or 1, 4))  # a test mostly waits: for ranks to start, for a kernel
+    workers = str(min(os.cpu_count() or 1, 4))  # a test spends most of its time waiting for ranks or a kernel to start
     named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
     own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     done = subprocess.run([sys.executable, "-m", "pytest", *own, *(args or [])], cwd=lessons.COURSE, check=False)
@@ -113,10 +113,10 @@ def release(
         list[str] | None, typer.Option("--with", metavar="LESSON", help="only this lesson; may be repeated")
     ] = None,
     reveal: Annotated[
-        bool, typer.Option("--reveal", help="with the reference solutions, each sealed until its TODO is right")
+        bool, typer.Option("--reveal", help="include the reference solutions, each sealed until its TODO is right")
     ] = False,
 ) -> None:
-    """Write the course for students, without solutions; a gate proves that none is left."""
+    """Write the course for students, without solutions, and verify that none is left."""
     from grader.engine.lesson import release as releaser
 
     needs_solutions()
@@ -131,7 +131,7 @@ def release(
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def grade(
     submissions: Annotated[
-        Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or archive of each student")
+        Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or an archive for each student")
     ],
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="for records, marks and feedback; an interrupted run continues")
@@ -144,7 +144,7 @@ def grade(
     walls: Annotated[
         str,
         typer.Option(
-            "--sandbox", metavar="bubblewrap|landlock|off", help="landlock: fewer walls; off: for people you trust"
+            "--sandbox", metavar="bubblewrap|landlock|off", help="landlock: weaker isolation; off: for people you trust"
         ),
     ] = "bubblewrap",
     minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
@@ -183,7 +183,7 @@ def grade(
     if not (found := students(submissions)):
         fail(f"{submissions}: there is no submission in it: no folder and no archive")
     try:
-        # On a cluster the GPUs are where the jobs run, and a job that finds none says so in its records.
+        # On a cluster the GPUs are on the nodes of the jobs; a job that finds none says so in its records.
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
         guards = grading.guards_for(walls, backend)
         if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():

@@ -24,7 +24,7 @@ def run_once(
     from grader.engine.commands.watcher import Watcher
     from grader.engine.jobs import machine
 
-    # Each process would use all cores; and runs are comparable only if a process has the same number in all of them.
+    # Otherwise each process uses all cores; and runs are comparable only if a process has equally many threads in each.
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(nproc, most))))
     options = [] if str(out) == str(out_folder(args, f"runs/{script.stem}")) else ["--out", str(out)]
     options += [flag for flag, wanted in (("--record", True), ("--watch", watched)) if wanted and flag not in args]
@@ -32,7 +32,7 @@ def run_once(
     say(f"[dim]$ OMP_NUM_THREADS={threads} {escape(machine.shown(typed))}[/]")
     if dry_run:
         return 0
-    watcher = Watcher(out, since=time.time() - 1) if watched else None  # a file's clock is coarse
+    watcher = Watcher(out, since=time.time() - 1) if watched else None  # file timestamps are coarse
     code = machine.call(run, {**os.environ, "OMP_NUM_THREADS": threads}, watcher and watcher.hopeless)
     if watcher:
         watcher.say_end(code)
@@ -78,8 +78,8 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
 
 
 def follow(kind: str, job: str, args: list[str]) -> "State | None":
-    """Show a job's output until it is over; None on Ctrl-C, which leaves it alone. With --watch in `args`, its
-    script's, the job is ended where it can never go on.
+    """Show a job's output until it ends; None on Ctrl-C, which leaves the job running. With --watch in `args` (the
+    script's), a job that can never continue is ended.
     """
     from grader.engine.commands.watcher import Watcher
     from grader.engine.jobs import scheduler
@@ -112,7 +112,7 @@ def say_report(out: Path, began: float) -> None:
     from utils.report import page, results, runs
 
     with suppress(ValueError):
-        if runs.newest(out) < began - 1:  # from an earlier run; a file system's clock may lag
+        if runs.newest(out) < began - 1:  # it is from an earlier run; a file system's clock may lag
             return
         say(f"report:     {escape(shown([str(page.write(out))]))}")
         say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")

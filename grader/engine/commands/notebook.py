@@ -1,6 +1,6 @@
-"""What a notebook asks for: a check, or a run of one of its functions on ranks.
+"""Called by a notebook: check a TODO, or run one of the notebook's functions on ranks.
 
-Both use the saved file, updated with the cells as they were last run.
+Both use the saved file, updated with the last executed version of each cell.
 """
 
 import atexit
@@ -42,13 +42,13 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
     passed = Passed(lesson, engine.backend)
     judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
     found = judge.verdict(int(number))
-    if cells:  # in JupyterLab, which names its cells; where nbgrader runs a notebook, there is no student's progress
+    if cells:  # in JupyterLab, which sends cell ids; under nbgrader there is no progress to record
         remember([found])
     return found
 
 
 def afterwards(name: str) -> str:
-    """The reference's lines of `lesson/number`, with comments on them; "" if there are no solutions."""
+    """The reference solution of `lesson/number`, with comments on it; "" if there are no solutions."""
     lesson, _, number = name.partition("/")
     lines = reference.reference(lesson, int(number))
     if lines is None:
@@ -58,7 +58,7 @@ def afterwards(name: str) -> str:
 
 
 class RanksRun(NamedTuple):
-    """What a function did on its ranks."""
+    """What a function returned and sent on its ranks."""
 
     results: list[Any]  # what each rank returned
     messages: list[Message]  # in rounds
@@ -74,7 +74,7 @@ class RanksRun(NamedTuple):
 def own_run(
     name: str, inputs: list[Any], timed: bool, cells: dict[str, tuple[str, float]], backend: str = "auto"
 ) -> RanksRun:
-    """`lesson/function` on a rank for each input."""
+    """Run `lesson/function` on one rank for each input."""
     lesson, _, function = name.partition("/")
     if lesson not in lessons.stems() or not function.isidentifier():
         raise ValueError(f"{name}: write LESSON/FUNCTION, such as 01_collectives/ring_all_reduce")
@@ -107,7 +107,7 @@ def own_run(
     messages, deadlock = rehearse(events)
     if deadlock:
         print(
-            f"{function} came through by luck, because its messages were stored on the way. Where they are not:"
+            f"{function} finished by luck, because its messages were buffered. Without buffers:"
             f" {named_places(deadlock.message, units)}"
         )
     return RanksRun(run.evidence, messages, collectives(events))
@@ -118,6 +118,6 @@ def as_run(cells: dict[str, tuple[str, float]]) -> dict[str, lessons.Ran]:
 
 
 def folder_of(lesson: str) -> Path:
-    """Where the notebook's file lies: the kernel runs beside it. nbgrader's copies lie in no folder `notebooks`."""
+    """The notebook's folder, where its kernel runs. nbgrader's copies are not in a folder called `notebooks`."""
     here = Path.cwd() / f"{lesson}.ipynb"
     return here if here.is_file() else lessons.student_path(lesson)

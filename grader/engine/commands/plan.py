@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 MOST = 10_000_000  # devices
 ENDINGS = (".png", ".svg", ".csv", ".json")
-SETTLED = ("dp", "shard", "tp", "pp", "cp", "ep", "micro_batch", "zero", "chunks")  # numbers that --check may name
-WORDS = ("schedule", "context", "recompute", "sequence_parallel")  # words that it may
+SETTLED = ("dp", "shard", "tp", "pp", "cp", "ep", "micro_batch", "zero", "chunks")  # numbers in --check
+WORDS = ("schedule", "context", "recompute", "sequence_parallel")  # words in --check
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -86,7 +86,7 @@ def plan(
         typer.Option(metavar="FILE", help="a .png, .svg, .csv or .json  [default: runs/plan/NAME.png and .csv]"),
     ] = None,
 ) -> None:
-    """Plan a training run: all ways to distribute a model, the fastest first, and why others are rejected."""
+    """Plan a training run: list the ways to distribute a model, fastest first, and why other plans are rejected."""
     try:
         from utils.costs import AXES, SETTINGS, distinct, plans
     except ImportError:
@@ -135,7 +135,7 @@ def plan(
 def described(
     model: str, machine: str, gpus: int | None, batch: int | None, sequence: int | None, tokens: str, precision: str
 ) -> "Training":
-    """What the options say, checked."""
+    """The options, validated."""
     from grader.engine.commands.planned import Training
     from utils import catalogue
     from utils.plan import PRECISIONS, Plan
@@ -186,7 +186,7 @@ def with_schedule(like: "Plan", schedule: str) -> "Plan":
 
 
 def settings_of(check: str) -> dict[str, int | str]:
-    """dp=64,tp=8 as numbers and words, checked."""
+    """Parse dp=64,tp=8 into validated numbers and words."""
     found: dict[str, int | str] = {}
     for part in filter(None, (part.strip() for part in check.split(","))):
         name, sign, value = part.partition("=")

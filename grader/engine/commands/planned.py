@@ -37,12 +37,12 @@ class Training:
     gpus: int
     batch: int
     like: "Plan"
-    tokens: float  # of the whole training; 0: not given
+    tokens: float  # in the whole training run; 0: not given
     title: str
 
 
 def introduce(training: Training) -> None:
-    """Prints the training run to plan, and the available memory."""
+    """Print the training run to plan, and the available memory."""
     model, machine, like = training.model, training.machine, training.like
     nodes = -(-training.gpus // machine.node)
     how = [like.precision, *(word for word, on in (("compiled", like.compiled), ("fp8", like.fp8)) if on)]
@@ -64,7 +64,7 @@ def introduce(training: Training) -> None:
 
 
 def tell(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", rejected: bool) -> None:
-    """The possible plans, and why the others are rejected."""
+    """Print the possible plans, and why the others are rejected."""
     if shown:
         show(training, shown)
         tell_of_roomy(training, found, shown)
@@ -81,7 +81,7 @@ def tell(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]
 
 
 def show(training: Training, choices: "Sequence[Choice]") -> None:
-    """The fastest plan of each way to cut the model."""
+    """Print the fastest plan for each way to cut the model."""
     table = Table(**STYLE)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("axes", min_width=11)
@@ -118,7 +118,7 @@ def settings_in_words(plan: "Plan") -> str:
 
 
 def beside_products(seconds: dict[str, float]) -> str:
-    """The other parts that take a twentieth of a step or more; at most two, the longest first."""
+    """The other parts that take 5 % of a step or more; at most two, the longest first."""
     step = sum(seconds.values())
     others = [kind for kind in seconds if kind != "products" and seconds[kind] >= step / 20]
     longest = sorted(others, key=seconds.__getitem__, reverse=True)[:2]
@@ -179,7 +179,7 @@ def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
 
 
 def one(training: Training, plan: "Plan") -> int:
-    """Prints the costs of one plan, by kind. Returns the exit code."""
+    """Print the costs of one plan, by kind. Returns the exit code."""
     choice = costs.judge(training.model, plan, training.machine)
     if reason := costs.does_not_divide(training.model, plan) or choice.rejected:
         say(f"{spoken(plan)} is not possible: {escape(reason)}")
@@ -207,8 +207,9 @@ def one(training: Training, plan: "Plan") -> int:
 
 
 def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]", file: Path) -> bool:
-    """Writes a file, by its suffix: a picture of the plans shown, or all plans as CSV or JSON. False: nothing to
-    draw."""
+    """Write a file in the format of its suffix: a picture of the plans shown, or all plans as CSV or JSON. False if
+    there is nothing to draw.
+    """
     if file.suffix in (".png", ".svg"):
         if not shown:
             return False

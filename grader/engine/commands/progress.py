@@ -14,12 +14,12 @@ from rich.table import Table
 from grader.engine.classroom import records
 from grader.engine.commands.screen import console, say
 
-PULSE = 10.0  # seconds from one line to the next, where there is no terminal for a table
+PULSE = 10.0  # seconds between lines, without a terminal for a table
 
 
 def show(room: records.Class, news: Iterator[dict], total: int) -> None:
-    """Follow the news of a class to its end: a table on a terminal, else a line for each submission, and now and then
-    for the TODO that one has reached.
+    """Show the events of a class until all submissions are graded: a table on a terminal, else a line for each
+    submission, and now and then a line with the TODO that one has reached.
     """
     progress = Progress(
         TextColumn("submissions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
@@ -63,7 +63,7 @@ def show(room: records.Class, news: Iterator[dict], total: int) -> None:
 
 
 def line(record: dict) -> str:
-    """A submission that is over, in rich's markup."""
+    """A line about a graded submission, in rich's markup."""
     most = sum(verdict["max_points"] for verdict in record["verdicts"])
     said = f"{escape(records.shown(record['student']))}: "
     if record["state"] == records.FAILED:

@@ -1,4 +1,4 @@
-"""What becomes of verdicts on a student's own files: progress, lessons that open, a line on the board."""
+"""Records verdicts on a student's own files: progress, lessons that open, a line on the board."""
 
 from rich.markup import escape
 
@@ -12,7 +12,8 @@ from grader.engine.lesson.progress import Entry, Progress, right
 def remember(verdicts: list[Verdict]) -> None:
     """Write verdicts on the student's own files into the progress file."""
     progress = Progress()
-    verdicts = [v for v in verdicts if v.cause != "no_python"]  # which says nothing of what was right before
+    # A file that does not compile says nothing about what was right before.
+    verdicts = [v for v in verdicts if v.cause != "no_python"]
     before = progress.read()
     progress.write({(v.lesson, v.todo): v.status for v in verdicts})
     known = progress.read()

@@ -26,7 +26,9 @@ def run(
     nproc: Annotated[
         str,
         typer.Option(
-            metavar="N[,N]...", help="processes; several numbers compare the speed", show_default="2, the baseline 1"
+            metavar="N[,N]...",
+            help="processes; several numbers, such as 1,2,4, compare the speed",
+            show_default="2, the baseline 1",
         ),
     ] = "",
     nodes: Annotated[
@@ -36,7 +38,10 @@ def run(
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
     watched: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="say which rank waits for which, and end what can never go on")
+        bool,
+        typer.Option(
+            "--watch/--no-watch", help="report which rank waits for which, and end a run that can never continue"
+        ),
     ] = True,
 ) -> None:
     """Run a lesson's script in several processes on this machine, or with its batch file on several nodes."""
@@ -70,7 +75,7 @@ def preflight(
     nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job on N nodes; default: here")] = None,
     batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "-A <budget>"')] = "",
 ) -> None:
-    """Before a long run: check versions, devices, links, storage and clocks of each node."""
+    """Before a long run, check the versions, devices, links, storage and clock of each node."""
     from grader.engine.jobs import machine
     from utils.preflight.facts import versions
     from utils.whole import written_whole
@@ -93,7 +98,7 @@ def preflight(
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
 ) -> None:
-    """Draw a run: loss, speed, where a step's time goes, memory, utilisation. One HTML page, and PNGs."""
+    """Plot a run: loss, speed, where a step's time goes, memory, utilisation. Writes one HTML page, and PNGs."""
     from utils.report import page
 
     folder = next(

@@ -1,4 +1,4 @@
-"""Output of the commands: reports on stdout, one line about a mistake on stderr."""
+"""Output of the commands: reports go to stdout, one line about a mistake to stderr."""
 
 import textwrap
 from typing import NoReturn
@@ -38,7 +38,7 @@ def say_reference(lesson: str, number: int) -> None:
     widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
     if reference.same(mine, theirs):
         say(f"[dim]Yours is the same as the reference, line by line:[/]\n{escape(theirs)}\n")
-    elif sum(widths) + 6 > console.width:  # a folded line of code is hard to read, and a cut one is lost
+    elif sum(widths) + 6 > console.width:  # folded code is hard to read, and truncated code is lost
         say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}\n")
     else:
         table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
@@ -49,8 +49,8 @@ def say_reference(lesson: str, number: int) -> None:
 
 
 def say_verdict(verdict: Verdict, brief: bool = False) -> None:
-    """A line, and for a failure what is wrong, where, why it matters and what to try; `brief`: only the line for a TODO
-    that was not started.
+    """Print a verdict: one line, and for a failure what is wrong, where, why it matters and what to try. `brief`: only
+    the line for a TODO that was not started.
     """
     if verdict.cause == "no_python":
         say(f"[{COLOURS['fail']}]✗ {escape(verdict.message)}[/]")

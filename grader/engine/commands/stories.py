@@ -1,8 +1,8 @@
-"""What a notebook asks for with `launch`: the training script, with some functions replaced, started by torchrun.
+"""`launch` for notebooks: run the training script under torchrun, with some of its functions replaced.
 
-The script is ddp_training: the reference where the course has it, else the student's own. It replaces the notebook's
-functions as they are now: `wrap_2`, of story 2, takes the place of the script's `wrap`. Its folder, runs/STORY, has
-everything: `story.py`, a small text to train on, and a log of each rank.
+The script is ddp_training: the reference where the course has it, else the student's own. The notebook's functions, as
+they are now, replace the script's: `wrap_2`, of story 2, replaces `wrap`. The folder runs/STORY has everything:
+`story.py`, a small text to train on, and a log of each rank.
 """
 
 import inspect
@@ -24,21 +24,21 @@ from utils.starter import STARTER
 
 SCRIPT = "ddp_training"
 SMALL = "--batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 1 --epochs 1 --log-every 1 --clip 0"
-# With gloo, on CPUs, on any machine: the stories tell what gloo says.
+# With gloo, on CPUs, on any machine: the stories quote gloo's messages.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 class Launched:
-    """What has become of a run."""
+    """How a run ended."""
 
     def __init__(self, folder: Path, code: int | None, seconds: float) -> None:
-        self.folder, self.code, self.seconds = folder, code, seconds  # code is None of a run that had to be ended
+        self.folder, self.code, self.seconds = folder, code, seconds  # code is None if the run had to be ended
 
     def log(self, rank: int, lines: int = 1000) -> str:
-        """The last lines of what a rank has printed: its stdout, then its stderr."""
+        """The last lines that a rank printed: its stdout, then its stderr."""
         logs = sorted(self.folder.glob(f"logs/*/attempt_0/{rank}/std*.log"), reverse=True)
         printed = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
-        # faulthandler ends with a line of a thousand characters that does not help here
+        # faulthandler's last line has a thousand characters and does not help here
         return "\n".join([line for line in printed if line and not line.startswith("Extension modules")][-lines:])
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ def launch(
 
 
 def script() -> str:
-    """The text of the script that all stories are about. Raises ValueError if the student's is not done."""
+    """The text of the script that all stories use. Raises ValueError if the student's script is not done."""
     source = lessons.source_path(SCRIPT).read_text("utf-8")
     if lessons.has_solutions():
         return regions.compose(source, regions.titles(source))
@@ -91,7 +91,7 @@ def script() -> str:
 
 
 def program(functions: list[Callable]) -> str:
-    """The script with these functions in place of its own ones."""
+    """The script with its functions replaced by these."""
     parts: dict[str, str] = {}
     for function in functions:
         collect(function.__name__, function, parts)
@@ -99,7 +99,7 @@ def program(functions: list[Callable]) -> str:
     placed = [f"{SCRIPT}.{re.sub(r'_[0-9]+$', '', name)} = {name}" for name in names]
     return "\n\n".join(
         [
-            '"""Written by `launch`, anew each time: change the notebook\'s cell, not this file."""',
+            '"""Rewritten by each `launch`: change the notebook\'s cell, not this file."""',
             "from __future__ import annotations",
             f"import sys\n\nsys.path[:0] = [{str(lessons.COURSE)!r}]\nimport {SCRIPT}",
             *parts.values(),
@@ -110,7 +110,7 @@ def program(functions: list[Callable]) -> str:
 
 
 def collect(name: str, value: Any, parts: dict[str, str]) -> None:
-    """Add to `parts`, by name, the text that makes `value`, after the text of everything that it uses."""
+    """Add to `parts`, by name, the code that makes `value`, after the code of everything that it uses."""
     if name in parts:
         return
     if isinstance(value, ModuleType):
@@ -129,13 +129,15 @@ def collect(name: str, value: Any, parts: dict[str, str]) -> None:
 
 
 def names_of(code: CodeType) -> list[str]:
-    """The names that some code, with its inner definitions, takes from outside."""
+    """The global names that some code, with its inner definitions, uses."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in names_of(part)]
     return [*code.co_names, *inner]
 
 
 def write_corpus(folder: Path, samples: int) -> None:
-    """A small text: each word follows from the one before it, as a rule. The training set has so many samples of 8."""
+    """Write a small text in which most words are determined by the word before them. The training set has this many
+    samples of 8.
+    """
     folder.mkdir()
     draw = random.Random(0)
     for split, windows in (("train", samples), ("validation", 13), ("test", 11)):

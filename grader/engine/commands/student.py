@@ -35,7 +35,7 @@ def status(
     only: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="default: all lessons")] = None,
     track: Track = "all",
 ) -> None:
-    """List the lessons and their TODOs: what is done, what is next, how long it takes."""
+    """List the lessons and their TODOs: what is done, what is next, and how long it takes."""
     if track_named(track):
         if only:
             fail(f"either a lesson or a track: {only} has TODOs outside of the track {track}")
@@ -63,9 +63,9 @@ def status(
 def check(
     what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="default: all lessons")] = None,
     target: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="grade the train/ and notebooks/ in this folder")
+        Path | None, typer.Option(metavar="DIR", help="check the train/ and notebooks/ in this folder")
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="write the verdicts to this file, too")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="also write the verdicts to this file")] = None,
     backend: Backend = "auto",
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the rest."""
@@ -79,7 +79,7 @@ def check(
     from grader.engine.ranks.engine import Engine
 
     with Engine(kept=True) as engine:
-        engine.start()  # it loads torch while we load the checks
+        engine.start()  # the server loads torch while we load the checks
         from json import dumps
 
         from grader.engine.commands.screen import say_verdict
@@ -127,7 +127,9 @@ def existing_folder(target: Path) -> str:
 
 @app.command(rich_help_panel=LEARN)
 def watch(
-    lesson: Annotated[str | None, typer.Argument(metavar="[LESSON]", help="without it, the first unfinished")] = None,
+    lesson: Annotated[
+        str | None, typer.Argument(metavar="[LESSON]", help="default: the first unfinished lesson")
+    ] = None,
     track: Track = "all",
     backend: Backend = "auto",
 ) -> None:
@@ -163,7 +165,7 @@ def stop() -> None:
 
 @app.command(rich_help_panel=LEARN)
 def hint(todo: Todo) -> None:
-    """Give a hint; each further call says a little more."""
+    """Give a hint; each further call gives the next one."""
     lesson, number = todo_named(todo)
     from grader.engine.commands.watch import climb
     from grader.engine.judge.judge import checked_lessons
@@ -189,7 +191,7 @@ def diff(lesson: Lesson) -> None:
 
 @app.command(rich_help_panel=LEARN)
 def reset(lesson: Lesson) -> None:
-    """Restore a lesson as it was given; a copy of your files is kept."""
+    """Restore a lesson to its original state; a copy of your files is kept."""
     from grader.engine.lesson import files
 
     for line in files.reset(lesson_named(lesson)):
@@ -210,7 +212,7 @@ def solution(todo: Todo) -> None:
 
 @app.command("open", rich_help_panel=LEARN)
 def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
-    """Unseal a lesson early: it contains the solutions of an earlier one."""
+    """Unseal a lesson early; it contains solutions of an earlier one."""
     if lesson not in seals.sealed():
         say(f"{lesson_named(lesson)} is not sealed")
         return

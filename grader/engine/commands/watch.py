@@ -32,8 +32,8 @@ from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.engine import Engine
 
-POLL = 0.1  # seconds between looks at the files, where the system does not report saves
-# File systems on which the kernel is not told of every change: on a network, or in another system.
+POLL = 0.1  # seconds between polls, where the system does not report saves
+# File systems on which the kernel does not see every change: network file systems, and those of a host.
 WITHOUT_EVENTS = (
     "nfs",
     "lustre",
@@ -62,9 +62,9 @@ def recheck(
     stop: Callable[[], bool] = lambda: False,
     target: str | None = None,
 ) -> list[Verdict] | None:
-    """All verdicts on the lesson as it is now, in order; the TODO that the student works on comes `first`.
+    """All verdicts on the lesson as it is now, in order; the TODO that the student is working on is checked `first`.
 
-    `show` is called with each verdict when it is known. None if `stop` said so between two of them.
+    `show` is called with each verdict as soon as it is known. None if `stop` returned true between two of them.
     """
     judge = Judge(engine, lesson, target, passed=None if target else Passed(lesson, engine.backend))
     if first in judge.checks:
@@ -78,7 +78,7 @@ def recheck(
 
 
 def climb(lesson: str, number: int) -> str:
-    """The next step of a TODO's hint; the last one stays."""
+    """The next of a TODO's hints; after the last one, the last one again."""
     hints = next(check.todo.hints for check in checks_of(check_module(lesson)) if check.todo.number == number)
     progress = Progress()
     step = min(progress.read().get((lesson, number), Entry()).hints + 1, len(hints))
@@ -88,7 +88,7 @@ def climb(lesson: str, number: int) -> str:
 
 
 def must_poll(folder: Path) -> bool:
-    """Whether the system does not report saves there."""
+    """Whether saves in this folder are not reported, so that it must be polled."""
     if os.environ.get("WORKBOOK_POLL", "0") not in ("", "0") or "microsoft" in os.uname().release.lower():  # WSL
         return True
     mounts = [m for m in psutil.disk_partitions(all=True) if folder.is_relative_to(m.mountpoint)]
@@ -97,7 +97,7 @@ def must_poll(folder: Path) -> bool:
 
 
 class Watch:
-    """The loop, and its state of the lesson; `only` are the TODOs of the student's track, None the whole course."""
+    """The loop and its state; `only` are the TODOs of the student's track, None for the whole course."""
 
     def __init__(self, engine: Engine, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
         self.engine, self.lesson, self.only = engine, lesson, only
@@ -119,11 +119,11 @@ class Watch:
             watcher.join(timeout=2)
 
     def answer(self) -> None:
-        """Take events until it is time to quit; between them, bring the verdicts up to date."""
+        """Handle events until it is time to quit; between them, bring the verdicts up to date."""
         stale, since = True, time.perf_counter()
         while True:
             if stale and self.events.empty():
-                stale = not self.check(since)  # a key or another save came in between
+                stale = not self.check(since)  # a key or another save interrupted it
                 continue
             event = self.events.get()
             if event == "q":
@@ -159,7 +159,7 @@ class Watch:
         if verdicts is None:
             return False
         remember(verdicts)
-        unread = [v for v in verdicts if v.cause == "no_python"]  # whatever the track: it belongs to no TODO
+        unread = [v for v in verdicts if v.cause == "no_python"]  # on any track: it belongs to no TODO
         verdicts = [v for v in verdicts if self.on_track(v.lesson, v.todo)]
         open_ones = unread or [v for v in verdicts if v.status == "fail"] or [v for v in verdicts if not v.passed]
         if not unread:
@@ -180,14 +180,14 @@ class Watch:
         if not open_ones:
             which = "All TODOs of your track in" if self.only is not None else "All TODOs of"
             say(f"[green]{which} {self.lesson} are right.[/] " + after(self.lesson))
-        elif self.live or open_ones[0] not in early:  # without a screen to clear it has been printed already
+        elif self.live or open_ones[0] not in early:  # without a screen to clear, it was printed already
             say_verdict(open_ones[0])
         if self.live and sys.stdin.isatty():
             say(KEYS)
         return True
 
     def next_lesson(self) -> bool:
-        """Go on to the lesson after this one; False if it is the last."""
+        """Continue with the lesson after this one; False if this is the last."""
         stems = [stem for stem in checked_lessons() if self.on_track(stem)]
         later = stems[stems.index(self.lesson) + 1 :]
         if not later:
@@ -212,7 +212,7 @@ class Watch:
         def ours(_: watchfiles.Change, path: str) -> bool:
             return any(Path(path).name == own.name for own in own_files(self.lesson))
 
-        # A save is one or several changes within a few milliseconds; `step` is how long to wait for more.
+        # One save causes one or more changes within a few milliseconds; `step` is how long to wait for more.
         for _ in watchfiles.watch(
             *folders,
             watch_filter=ours,
@@ -225,18 +225,20 @@ class Watch:
             self.events.put("saved")
 
     def poll(self) -> None:
-        """Poll the lesson's files. watchfiles would compare whole seconds, and so never see a file
-        that is replaced within the second in which it was saved.
+        """Poll the lesson's files. watchfiles compares whole seconds when it polls, so it misses a file that is
+        replaced in the same second in which it was saved.
         """
         before = self.stamps()
         while not self.ended.wait(POLL):
             now = self.stamps()
-            if now != before and now.keys() == before.keys():  # other keys: another lesson, which is checked anyhow
+            if now != before and now.keys() == before.keys():  # other keys: a new lesson, which is checked anyway
                 self.events.put("saved")
             before = now
 
     def stamps(self) -> dict[Path, tuple[int, ...]]:
-        """What a save changes of each of the lesson's files: size, inode, nanoseconds; nothing of one that is gone."""
+        """For each of the lesson's files, what a save changes: size, inode, time in nanoseconds; nothing for a missing
+        file.
+        """
         found: dict[Path, tuple[int, ...]] = {}
         for path in own_files(self.lesson):
             found[path] = ()
@@ -253,8 +255,8 @@ def after(lesson: str) -> str:
 
 @contextlib.contextmanager
 def keys(events: "queue.SimpleQueue[str]") -> Iterator[None]:
-    """Put each key into `events` at once, without Return; nothing where there is no terminal."""
-    # A closed window or a kill acts like Ctrl-C: ranks are ended, and the terminal's mode is restored.
+    """Put each key into `events` at once, without waiting for Return; does nothing without a terminal."""
+    # A closed window or a kill acts like Ctrl-C: ranks are ended and the terminal's mode is restored.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Says what state a followed run is in: which rank waits for which, and which rank was the first to end."""
+"""Reports the state of a run with --watch: which rank waits for which, and which rank ended first."""
 
 import signal
 import socket
@@ -13,34 +13,34 @@ from grader.engine.ranks.standing import Standing, ending
 from utils.watched.record import Seen, read, read_ends
 
 KILLED = "it was killed (kill -9, or by the system where memory had run out)"
-BY_HAND = (2, 130, 143)  # exit codes of a run that has said itself why it stops, or was told to
+BY_HAND = (2, 130, 143)  # exit codes of a run that says itself why it stops, or that was told to stop
 
 
 class Watcher:
-    """Looks into the folder of a run, `out`, which began after `since`: what an earlier run has left does not count."""
+    """Reads the folder `out` of a run that began after `since`; what an earlier run left there is ignored."""
 
     def __init__(self, out: Path, since: float = 0.0) -> None:
         self.out, self.since, self.standing, self.ended = out, since, Standing(), False
 
     def hopeless(self) -> bool:
-        """A look, once a second: whether the run can never go on. It prints what it finds."""
+        """Called once a second: whether the run can never continue. Prints what it finds."""
         seen = read(self.out, self.since)
         found = self.standing.look(seen, self.missing(seen) | self.gone(seen), time.monotonic())
         if found and found.hopeless:
             self.ended = True
-            say(f"\n[bold red]it can never go on[/], and is ended: {escape(found.text)}")
+            say(f"\n[bold red]it can never continue[/], and is ended: {escape(found.text)}")
             return True
         if found:
             still = time.monotonic() - self.standing.since
             long = f"{still / 60:.0f} min" if still >= 120 else f"{still:.0f} s"
             say(
                 f"\n[bold yellow]nothing has moved for {long}[/]: {escape(found.text)}. A slow step, file or"
-                " loader looks like this, too: it goes on running; Ctrl-C ends it"
+                " loader looks like this, too, so the run continues; Ctrl-C ends it"
             )
         return False
 
     def say_end(self, code: int) -> None:
-        """What became of a run that has failed."""
+        """Print why a failed run ended."""
         if self.ended or code == 0 or code in BY_HAND:
             return
         seen = read(self.out, self.since)
@@ -49,7 +49,7 @@ class Watcher:
             say(f"[bold red]{escape(text)}[/]")
 
     def gone(self, seen: list[Seen]) -> dict[int, str]:
-        """How ranks have ended, by their own word or by torchrun's."""
+        """How ranks ended, according to themselves or to torchrun."""
         ends = read_ends(self.out, self.since)
         found: dict[int, str] = {}
         for one in seen:
@@ -60,13 +60,13 @@ class Watcher:
         return found
 
     def missing(self, seen: list[Seen]) -> dict[int, str]:
-        """Ranks on this machine whose process is not there."""
+        """Ranks on this machine whose process no longer exists."""
         here = [one for one in seen if one.who["host"] == socket.gethostname()]
         return {one.rank: "its process is gone" for one in here if not is_there(one.who["pid"], one.who["created"])}
 
 
 def is_there(process: int, created: float) -> bool:
-    """Whether this very process lives; a number may be given anew."""
+    """Whether this very process is alive; process ids are reused."""
     try:
         it = psutil.Process(process)
         return it.create_time() == created and it.status() != psutil.STATUS_ZOMBIE

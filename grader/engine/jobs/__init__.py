@@ -1,1 +1,1 @@
-"""Batch files and launchers: what a scheduler would start, and starting it; it knows no verdict."""
+"""Batch files and launchers: what a scheduler would start, and starting it; it knows nothing about verdicts."""

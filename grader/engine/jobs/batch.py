@@ -1,4 +1,4 @@
-"""What a batch file asks for, and what its calls mean: which ranks each node would have."""
+"""What a batch file requests, and what its calls mean: which ranks each node would run."""
 
 import argparse
 import os
@@ -13,21 +13,21 @@ from grader.engine.jobs.stand_ins import Start
 
 @dataclass
 class Ranks:
-    """What one call starts: ranks on a node, and where they meet."""
+    """What one call starts: ranks on a node, and where they rendezvous."""
 
     node: int
-    how: str  # in the student's words: torchrun, python
+    how: str  # as the student wrote it: torchrun, python
     script: str
     args: list[str]  # of the script
     processes: int
     world: int
-    ranks: list[int] | None  # None: dealt out when the nodes meet
+    ranks: list[int] | None  # None: assigned when the nodes meet
     visible: list[str]
     told: str  # MASTER_ADDR:MASTER_PORT in its environment
-    place: str = ""  # address:port, "" if it is not said or any will do
+    place: str = ""  # address:port, "" if it is not given or any works
     identity: str = ""  # of the rendezvous, "" if there is none
-    hosts: bool | None = None  # this node is told to be the host; None: no node is told
-    refused: str = ""  # why torchrun would not take its arguments
+    hosts: bool | None = None  # whether this node is told to be the host; None: no node is told
+    refused: str = ""  # why torchrun would refuse its arguments
 
 
 def started(seen: dict) -> list[Ranks]:
@@ -36,7 +36,7 @@ def started(seen: dict) -> list[Ranks]:
 
 
 def meaning(start: Start) -> Ranks:
-    """Of one call of torchrun or python."""
+    """The ranks that one call of torchrun or python would start."""
     if start.program == "torchrun":
         return by_torchrun(start, start.args)
     if start.args[:2] == ["-m", "torch.distributed.run"]:
@@ -45,7 +45,7 @@ def meaning(start: Start) -> Ranks:
 
 
 def by_launcher(start: Start) -> Ranks:
-    """One process: srun or mpiexec has said in the environment which rank it is."""
+    """One process: srun or mpiexec has set its rank in the environment."""
     env, args = start.env, list(start.args)
     rank, world = next(
         (
@@ -63,7 +63,7 @@ def by_launcher(start: Start) -> Ranks:
 
 
 def by_torchrun(start: Start, args: list[str]) -> Ranks:
-    """As many processes as torchrun is told."""
+    """As many processes as torchrun is asked to start."""
     visible = visible_gpus(start.env)
     try:
         options = torchrun_options(args, start.env)
@@ -100,14 +100,14 @@ def by_torchrun(start: Start, args: list[str]) -> Ranks:
 
 
 def torchrun_options(args: list[str], env: dict[str, str]) -> argparse.Namespace:
-    """What torchrun makes of its arguments, by its own parser, which also reads PET_… from the environment.
+    """torchrun's arguments, parsed by its own parser, which also reads PET_… from the environment.
 
     Raises ValueError if it would refuse them.
     """
     told = {name: value for name, value in env.items() if name.startswith("PET_")}
     with mock.patch.dict(os.environ, told):
         parser = get_args_parser()
-    parser.set_defaults(master_addr=told.get("PET_MASTER_ADDR", ""))  # to know whether one was given
+    parser.set_defaults(master_addr=told.get("PET_MASTER_ADDR", ""))  # so "" means that none was given
     with mock.patch.object(parser, "error", refuse), mock.patch.object(parser, "print_help", lambda: refuse("--help")):
         return parser.parse_args(args)
 

@@ -1,9 +1,9 @@
 """How a job ends: a batch file run to its end, with stand-ins that train, fail, or meet the time limit.
 
 Slurm's --signal is sent as Slurm would send it: to all processes of the steps, or to the batch shell alone (B:). Under
-PBS time is what `timeout` and `sleep` say: these stand-ins are over at once when the limit is near. The stand-in of
-torchrun treats signals as torchrun does: it passes on those it handles, to a process that notes them as the course's
-scripts do, and dies of others, unless they are ignored.
+PBS, `timeout` and `sleep` measure time: their stand-ins return at once when the limit is near. The stand-in for
+torchrun handles signals as torchrun does: it forwards the ones it handles to a process that records them as the
+course's scripts do, and dies from other signals, unless they are ignored.
 """
 
 import os
@@ -18,9 +18,10 @@ from pathlib import Path
 from grader.engine.jobs import stand_ins
 from grader.engine.jobs.header import header
 
-WAYS = ("done", "fails", "limit")  # the training is done in time; stops with an error; is not done at the time limit
+# The training finishes in time; stops with an error; is still running at the time limit.
+WAYS = ("done", "fails", "limit")
 
-NOTICE = 3.0  # seconds from the signal to the limit; the stand-ins hear it in hundredths of one
+NOTICE = 3.0  # seconds from the signal to the limit; the stand-ins receive it within hundredths of a second
 
 TORCHRUN = """
 import os, signal, sys
@@ -92,7 +93,7 @@ while not os.path.exists(f"{root}/limit"):
     time.sleep(0.02)
 """
 
-# What a scheduler is asked for: a line a call, in the file `asked`.
+# Records what the scheduler is asked for: one line per call, in the file `asked`.
 ASKED = """#!/bin/sh
 [ "${0##*/} $1" = "scontrol show" ] && exec cat "$STAND_IN_ROOT/nodes"
 echo "${0##*/} $*" >>"$STAND_IN_ROOT/asked"
@@ -102,11 +103,11 @@ echo "${0##*/} $*" >>"$STAND_IN_ROOT/asked"
 
 
 def run(text: str, kind: str, name: str, how: str) -> dict:
-    """A job of one node, in the current folder, that ends as `how` says.
+    """Run a job on one node, in the current folder, which ends as `how` says.
 
-    Returns {"code", "said", "asked": what schedulers were asked for, "told": the signal that the training has heard, ""
-    if none, "killed": torchrun died of it, "after": seconds, as `timeout` and `sleep` were told, "ends": the programs
-    that `timeout` was given, "out": the folders that the training was given}.
+    Returns {"code", "said", "asked": what schedulers were asked for, "told": the signal that the training
+    received, "" if none, "killed": whether torchrun died from it, "after": the seconds given to `timeout` and `sleep`,
+    "ends": the programs given to `timeout`, "out": the folders given to the training}.
     """
     here = Path.cwd()
     (here / how).mkdir()
@@ -123,7 +124,7 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
     if how == "limit":
         near_limit(process, root, header(text).get("signal", ""))
     said = stand_ins.evidence(process, root)
-    for worker in root.glob("worker-*"):  # one that was not told waits on, in its own session
+    for worker in root.glob("worker-*"):  # a worker that received no signal still waits, in its own session
         with suppress(ProcessLookupError):
             os.kill(int(worker.name.partition("-")[2]), signal.SIGKILL)
     return {
@@ -139,7 +140,7 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
 
 
 def near_limit(process: subprocess.Popen, root: Path, asked: str) -> None:
-    """Let time pass: send what --signal asks for, once the training is on its way."""
+    """Simulate the time limit: send the signal that --signal asks for, once the training has started."""
     deadline = time.monotonic() + stand_ins.LIMIT
     while len(started(root)) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -158,7 +159,7 @@ def near_limit(process: subprocess.Popen, root: Path, asked: str) -> None:
     while not list(root.glob("told-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     if not list(root.glob("told-*")):
-        process.kill()  # it was not told, and the limit comes
+        process.kill()  # it got no signal, and the limit comes
 
 
 def started(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the head of a batch file asks for: Slurm's and PBS's directives."""
+"""What the header of a batch file requests: Slurm's and PBS's directives."""
 
 import difflib
 import re
@@ -21,7 +21,7 @@ SHORT = {
 
 def header(text: str) -> dict[str, str]:
     """The directives of a batch file: long names -> values; PBS's resources by their own names. Each scheduler reads
-    its own directives only; a file with one of PBS's is PBS's.
+    only its own directives; a file with a #PBS directive is PBS's.
     """
     found: dict[str, str] = {}
     pbs = re.search(r"^#PBS ", text, re.MULTILINE)
@@ -57,12 +57,12 @@ KNOWN = set(SHORT.values()) | set(
 
 
 def slip(text: str) -> str:
-    """Why a directive of a batch file may not be read as it was meant; "" if nothing is strange."""
+    """Why a directive of a batch file may not be read as intended; "" if all look right."""
     over = False
     for line in text.splitlines():
         over = over or bool(line.strip() and not line.startswith("#"))
         if over and line.startswith(("#SBATCH", "#PBS")):
-            return f"“{line}” is below the first command, where no directive is read any more"
+            return f"“{line}” is below the first command, where directives are no longer read"
         if not over and re.match(r"#\s+(SBATCH|PBS)\b|#(sbatch|pbs|Sbatch|SBACTH)\b", line):
             return f"“{line}” is a comment; a directive begins with #SBATCH or #PBS, without a space"
     options = header(text)
@@ -78,7 +78,7 @@ def slip(text: str) -> str:
 
 
 def nodes_asked(text: str) -> int:
-    """The nodes that the header asks for; 1 where it is silent. With select=1:…+1:… PBS grants two."""
+    """The number of nodes that the header requests; by default 1. With select=1:…+1:… PBS grants two."""
     options = header(text)
     if re.search(r"^#PBS ", text, re.MULTILINE):
         chunks = [re.match(r"\d+", chunk) for chunk in options.get("select", "1").split("+")]
@@ -88,7 +88,7 @@ def nodes_asked(text: str) -> int:
 
 
 def gpus_asked(text: str) -> int:
-    """The GPUs per node that a Slurm header asks for."""
+    """The GPUs per node that a Slurm header requests."""
     options = header(text)
     if "gpus" in options and options["gpus"].rpartition(":")[2].isdecimal():
         return int(options["gpus"].rpartition(":")[2]) // nodes_asked(text)
@@ -102,5 +102,5 @@ def gpus_asked(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """0 for anything but a number that a job can have: an option whose variable was empty, say."""
+    """A positive number, or 0 for anything else, such as an option whose variable was empty."""
     return int(text) if text.strip().isdecimal() and len(text.strip()) < 6 else 0

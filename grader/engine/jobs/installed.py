@@ -1,4 +1,5 @@
-"""Says in one line which packages a Python lacks. The `workbook` script asks, so nothing is imported but the library.
+"""Says in one line which packages a Python lacks. The `workbook` script runs it, so it imports only the standard
+library.
 
 python grader/engine/jobs/installed.py requirements.txt
 """
@@ -22,15 +23,15 @@ def problem(requirements: str) -> str | None:
         return f"torch {metadata.version('torch')} in {sys.executable} is too old; the course needs 2.11 or newer"
     if not missing:
         return None
-    # The cluster's own folder is read-only, as a rule: then packages go into the home folder.
+    # The cluster's own folder is usually read-only: then packages go into the home folder.
     user = [] if access(sysconfig.get_path("purelib"), W_OK) else ["--user"]
-    # No versions: the installed packages fit together, and must not be replaced.
+    # No versions: the installed packages work together, and must not be replaced.
     command = shlex.join([sys.executable, "-m", "pip", "install", *user, *missing])
     return f"packages are missing in {sys.executable}; run: {command}"
 
 
 def version(name: str) -> tuple[int, ...] | None:
-    """(2, 13) of torch 2.13.0+cpu, None if there is no such package."""
+    """(2, 13) for torch 2.13.0+cpu; None if the package is not installed."""
     try:
         return tuple(int(part) for part in re.findall(r"\d+", metadata.version(name))[:2])
     except metadata.PackageNotFoundError:

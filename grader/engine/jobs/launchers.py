@@ -1,7 +1,6 @@
-"""srun and mpiexec, as `batch.py` has them: run the command once for each task, one after the other.
+"""Stand-ins for srun and mpiexec: run the command once for each task, one after the other.
 
-Called as `launchers.py srun ARGS…`. It imports next to nothing, because a check
-starts it several times.
+Called as `launchers.py srun ARGS…`. It imports almost nothing, because a check starts it several times.
 """
 
 import os
@@ -51,7 +50,7 @@ def parse(args: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, dict]]:
-    """For each task its node and what it is told."""
+    """For each task, its node and its environment."""
     named = options.get("nodelist", options.get("w", ""))
     first = node_number(named.partition(",")[0]) if named else 0
     nodes = int(options.get("nodes", options.get("N", nodes - first if named else nodes)))
@@ -114,7 +113,7 @@ def main(program: str, args: list[str]) -> int:
         if program == "srun":
             env["SLURMD_NODENAME"] = env["SLURM_TOPOLOGY_ADDR"] = node_names()[node]
         code = os.spawnvpe(os.P_WAIT, command[0], command, env)
-        if code == 127 and command[0] != "bash":  # which says it itself
+        if code == 127 and command[0] != "bash":  # the shell reports the error itself
             print(f"{program}: {command[0]}: command not found", file=sys.stderr)
         worst = max(worst, abs(code))
     return worst

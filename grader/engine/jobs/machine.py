@@ -1,4 +1,4 @@
-"""What this machine has, in a few lines, and how a script is launched on it."""
+"""What this machine has, in a few lines, and how to launch a script on it."""
 
 import os
 import platform
@@ -19,11 +19,11 @@ from grader.engine.jobs.scheduler import ask
 from grader.engine.lesson import lessons
 from utils.starter import STARTER, with_starter
 
-LOOK = 1.0  # seconds from one look at a run to the next
+LOOK = 1.0  # seconds between looks at a run
 
 
 def found() -> dict[str, str]:
-    """What `start` says it found: a name and a few words each."""
+    """What `start` reports: pairs of a name and a few words."""
     import torch
 
     from utils.products import bfloat16_way
@@ -56,7 +56,9 @@ def found() -> dict[str, str]:
 
 
 def compute_nodes() -> dict[str, str]:
-    """What the scheduler says of its nodes, and which Python a batch file would take there; nothing without one."""
+    """What the scheduler says about its nodes, and which Python a batch file would use there; nothing without a
+    scheduler.
+    """
     nodes = slurm_nodes() or pbs_nodes()
     if not nodes:
         return {}
@@ -75,8 +77,8 @@ def slurm_nodes() -> str:
 
 
 def pbs_nodes() -> str:
-    """By the GPUs of a node: a queue of PBS does not say which nodes it has."""
-    # A node's name begins its line; its contents are below it, indented.
+    """Grouped by GPUs per node: a PBS queue does not say which nodes it has."""
+    # A line that is not indented is a node's name; its contents follow, indented.
     nodes = re.split(r"^(?=\S)", ask("pbsnodes", "-a"), flags=re.MULTILINE)
     gpus = [re.search(r"^\s+resources_available\.ngpus = (\d+)", node, re.MULTILINE) for node in nodes if node.strip()]
     counts = Counter(int(found[1]) if found else 0 for found in gpus)
@@ -95,7 +97,7 @@ def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = Fals
 
 
 def shown(command: list[str]) -> str:
-    """The command as one would type it in the current folder."""
+    """The command as a user would type it in the current folder."""
     here = os.getcwd() + os.sep
     return shlex.join(part.removeprefix(here) for part in command)
 
@@ -103,8 +105,8 @@ def shown(command: list[str]) -> str:
 def call(command: list[str], env: dict[str, str], hopeless: Callable[[], bool] | None = None) -> int:
     """Run a command on this terminal and return its exit code; it does not outlive us, whatever ends us.
 
-    On Ctrl-C or SIGTERM it is told to end by SIGTERM, at the second one by SIGKILL, and the exit code is 130 or 143.
-    Where `hopeless`, asked once a second, says so, it is killed, and the exit code is 1.
+    On Ctrl-C or SIGTERM it gets SIGTERM, on the second one SIGKILL, and the exit code is 130 or 143. If `hopeless`,
+    called once a second, returns true, it is killed and the exit code is 1.
     """
     stops: list[int] = []
 
@@ -112,7 +114,7 @@ def call(command: list[str], env: dict[str, str], hopeless: Callable[[], bool] |
         process.kill() if stops else process.terminate()
         stops.append(number)
 
-    # Ignored, which the command inherits: a Ctrl-C of the terminal reaches it, too, and would make a traceback.
+    # The command inherits that it is ignored: otherwise the terminal's Ctrl-C reaches it, too, and causes a traceback.
     old = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
         process = subprocess.Popen(command, env={**env, STARTER: str(os.getpid())}, preexec_fn=with_starter())
@@ -127,16 +129,17 @@ def call(command: list[str], env: dict[str, str], hopeless: Callable[[], bool] |
         shown_again = "\033[?25h\n" if sys.stdout.isatty() else ""  # a progress bar had hidden the cursor
         print(f"{shown_again}stopped by {'Ctrl-C' if stops[0] == signal.SIGINT else 'SIGTERM'}", flush=True)
         return 128 + stops[0]
-    return code if code >= 0 else 128 - code  # as a shell says it
+    return code if code >= 0 else 128 - code  # as a shell reports it
 
 
 def wait(process: subprocess.Popen, hopeless: Callable[[], bool] | None) -> int:
-    """The exit code of a process, which is killed where `hopeless` says so."""
+    """The exit code of a process, which is killed if `hopeless` says so."""
     while hopeless is not None:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK)
         if hopeless():
-            # Its ranks first: one whose launcher is gone says so at length. SIGTERM they may have learned to survive.
+            # The ranks first: a rank whose launcher is gone prints a long message. SIGKILL, since they may handle
+            # SIGTERM.
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 with suppress(psutil.NoSuchProcess):
                     each.kill()

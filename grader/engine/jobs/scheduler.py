@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from grader.engine.lesson import lessons
 
-POLL = 1.0  # seconds between two questions to the scheduler, which serves everybody
-PATIENCE = 300.0  # seconds for which one that does not answer is asked again
+POLL = 1.0  # seconds between requests to the scheduler, which all users share
+PATIENCE = 300.0  # seconds for which an unresponsive scheduler is asked again
 
 
-# Slurm's names of a job that is not over: also of one that is just being sent a signal, as before its time limit.
+# Slurm's states of a job that is not over, including one that is being sent a signal, as before its time limit.
 ALIVE = (
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING", "STOPPED"),
     *("STAGE_OUT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"),
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 def run_folder(job: str, state: State) -> Path:
-    """Where the batch files have a job write, unless its arguments name another folder."""
+    """The folder into which the batch files' jobs write, unless their arguments name another one."""
     return Path("runs") / f"{state.job_name}-{job.partition('.')[0]}"
 
 
@@ -58,7 +58,7 @@ def command(lesson: str, kind: str, nodes: int, options: list[str], args: list[s
         )
     if kind == "sbatch":
         return ["sbatch", f"--nodes={nodes}", *options, file, *args]
-    # The whole is named in the file; the number of chunks is ours.
+    # The file describes a chunk; the number of chunks is ours.
     chunk = re.search(r"^#PBS -l select=\d+(:\S+)?", (lessons.COURSE / file).read_text("utf-8"), re.MULTILINE)
     told = ["-v", f"ARGS={shlex.join(args)}"] if args else []
     return ["qsub", "-l", f"select={nodes}{chunk.group(1) or '' if chunk else ''}", *told, *options, file]
@@ -86,7 +86,7 @@ def submit(what: list[str]) -> str:
 
 
 def state(kind: str, job: str) -> State | None:
-    """What the scheduler says of a job now; None if it says nothing, as happens when it is busy or restarts."""
+    """What the scheduler says about a job now; None if it does not answer, as happens when it is busy or restarts."""
     if kind == "sbatch":
         said = ask("scontrol", "-o", "show", "job", job) or ask(
             "sacct", "-j", job, "-X", "-n", "-P", "-o", "State,ExitCode,JobName"
@@ -102,7 +102,7 @@ def state(kind: str, job: str) -> State | None:
 
 
 def of_slurm(said: str) -> State | None:
-    """What one line of scontrol says, or of sacct, which remembers a job that slurmctld has forgotten."""
+    """Parse a line of scontrol, or of sacct, which remembers jobs that slurmctld has forgotten."""
     known = dict(part.partition("=")[::2] for part in said.split())
     if "|" in said:
         known = dict(zip(("JobState", "ExitCode", "JobName"), said.splitlines()[0].split("|"), strict=False))
@@ -116,7 +116,7 @@ def of_slurm(said: str) -> State | None:
 
 
 def ask(*what: str) -> str:
-    """What a command of the scheduler prints; "" if it fails, or is not there."""
+    """What a command of the scheduler prints; "" if it fails or is missing."""
     try:
         done = subprocess.run(what, capture_output=True, text=True, check=False, timeout=PATIENCE)
     except (OSError, subprocess.TimeoutExpired):
@@ -138,16 +138,16 @@ def look_again(kind: str, job: str) -> str:
 
 
 def follow(kind: str, job: str, show: Callable[[str], object], look: Callable[[State], object] | None = None) -> State:
-    """Pass on what a job prints, as it comes, and what becomes of it, until it is over. While it runs, `look` has a
-    look at it after each turn.
+    """Print a job's output as it comes, and the job's states, until it is over. While it runs, `look` is called after
+    each poll.
 
-    A scheduler that does not answer is asked again, ever more rarely, for PATIENCE seconds. Raises ValueError, with
-    what to do, if it has not answered by then; the job may run on.
+    A scheduler that does not answer is asked again, less and less often, for PATIENCE seconds. Raises ValueError, with
+    what to do, if it has not answered by then; the job may still be running.
     """
     last, silent_since, pause = None, 0.0, POLL
     tail = Tail()
     while True:
-        now = state(kind, job)  # first: lines printed after it are read in the next turn
+        now = state(kind, job)  # first: lines printed after this are read in the next turn
         if now is None:
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > PATIENCE:
@@ -161,7 +161,7 @@ def follow(kind: str, job: str, show: Callable[[str], object], look: Callable[[S
             changed = f"job {job}: {now.name}\n" if last is None or now.name != last.name else ""
             if last and not now.output.is_file():
                 now = now._replace(output=last.output)  # sacct does not know where it is
-            # That it runs comes before what it prints, that it is over after that.
+            # "running" is printed before the job's output, the end after it.
             show(tail.new(now.output) + changed if now.over else changed + tail.new(now.output))
             if now.over:
                 return now
@@ -172,7 +172,7 @@ def follow(kind: str, job: str, show: Callable[[str], object], look: Callable[[S
 
 
 class Tail:
-    """What a file has more than when it was last asked for."""
+    """Reads what was appended to a file since the last read."""
 
     def __init__(self) -> None:
         self.read, self.decoder = 0, codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -1,11 +1,11 @@
-"""Batch files, run as a batch system would run them, by stand-ins for its commands.
+"""Runs batch files as a batch system would, with stand-ins for its commands.
 
 `submit` writes a course of empty scripts, puts stand-ins for srun, mpiexec,
 scontrol, torchrun, python and their like first on the PATH, and gives the
 student's file to bash, as Slurm or PBS does on the first node of a job. srun
 and mpiexec run their command once for each task with that task's environment;
-torchrun and python start nothing and write down how they were called. So what
-each node would start is known, without a cluster.
+torchrun and python start nothing and record how they were called. This shows
+what each node would start, without a cluster.
 """
 
 import os
@@ -20,18 +20,18 @@ from pathlib import Path
 from grader.engine.jobs.header import GPUS, header, number
 
 SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
-LIMIT = 15.0  # seconds for a file that starts nothing but stand-ins, which take a tenth of one
+LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second
 NODES = ("jrc0101", "jrc0102")
-# Two jobs: from the course's folder on one node, and from the folder below on two. Both end with the
-# same digit, for a port by the last digit of its number is one that one job in ten has. The first leaves next to
-# nothing when it is divided by 10,000 or 65,536, and its last digits, 0769, are no octal number; the second leaves as
-# much as it can be when it is divided by any round number up to 60,000: so a port that may be too low or too high is
-# so here. AGAIN is a second job of two nodes, for a port that depends on how many there are.
+# Job numbers: one node, submitted from the course's folder; two nodes, from the folder below. Both end with the same
+# digit, because a port computed from the last digit is shared by a tenth of jobs. The first has a small remainder
+# modulo 10,000 or 65,536, and its last digits, 0769, are not an octal number; the second has the largest remainder
+# modulo any round number up to 60,000: so a port that can be too low or too high is so here. AGAIN is a second job of
+# two nodes, for a port that depends on the number of nodes.
 JOBS = {1: 12320769, 2: 12599999}
 AGAIN = 12410119
-# That the user gives to the script. PBS's batch files take them apart at blanks: there, none has one.
+# What the user passes to the script. PBS's batch files split arguments at blanks, so those for PBS have none.
 ARGS = {"sbatch": ["--epochs", "3", "--data", "my  texts"], "pbs": ["--epochs", "3"]}
-# In sh, for Python takes longer to start; what launches others is in launchers.py.
+# In sh, since Python takes longer to start; stand-ins that launch tasks are in launchers.py.
 RECORD = """#!/bin/sh
 case "$1 $2" in
     *find_spec*) exit 0 ;; # is torch there? It is
@@ -58,7 +58,7 @@ STAND_INS = {
 
 @dataclass
 class Start:
-    """One call of torchrun or python, where it was made and with what."""
+    """One call of torchrun or python: where it was made, and with which arguments."""
 
     program: str
     args: list[str]
@@ -68,10 +68,10 @@ class Start:
 
 
 def submit(text: str, kind: str, name: str) -> dict:
-    """Run a batch file in the current folder as a job of one node and two jobs of two, four GPUs each; evidence of all.
+    """Run a batch file in the current folder as one job on one node and two jobs on two nodes with four GPUs each.
 
     `kind` is sbatch or pbs. Returns, for "1" and "2" nodes and "again", {"code", "said", "starts": [Start as dict],
-    "left": whether it left something running}.
+    "left": whether it left processes running}.
     """
     jobs = {str(nodes): begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
     jobs["again"] = begin(text, kind, name, 2, number=AGAIN)
@@ -81,7 +81,7 @@ def submit(text: str, kind: str, name: str) -> dict:
 def begin(
     text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None, number: int = 0
 ) -> tuple[subprocess.Popen, Path]:
-    """Start a batch file; `programs` are different stand-ins from those above, `number` a different job's."""
+    """Start a batch file; `programs` are additional stand-ins, `number` is the job's."""
     root = Path.cwd() / (f"{nodes}-nodes-again" if number else f"{nodes}-nodes")
     number = number or JOBS[nodes]
     course, tools = root / "course", root / "tools"
@@ -142,13 +142,13 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
         (root / "said").open("a").write(f"\nit does not end within {LIMIT:.0f} s")
     left = True
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # what it has left in the background ends with the job
+        os.killpg(process.pid, signal.SIGKILL)  # processes left in the background end with the job
     except ProcessLookupError:
         left = False
     starts = []
     for record in sorted(root.glob("start-*")):
         if "\0" not in (text := record.read_text(errors="replace")):
-            continue  # it was in the background, and ended with the job before it had written
+            continue  # it ran in the background, and ended with the job before it had written
         program, folder, node, count, *rest = text.split("\0")
         env = dict(line.partition("=")[::2] for line in rest[int(count) :] if line)
         env = {name: value for name, value in env.items() if name.startswith(TOLD)}
@@ -208,7 +208,7 @@ def address(node: str) -> str:
 
 
 def tasks_a_node(text: str, nodes: int) -> int:
-    """How many tasks a node the header asks for, as srun will start them."""
+    """How many tasks per node the header requests, as srun will start them."""
     options = header(text)
     asked = options.get("ntasks-per-node", "")
     return number(asked) if asked else max(1, number(options.get("ntasks", "")) // nodes)
