@@ -1,4 +1,4 @@
-"""The judge and all that surrounds it, in rooms, and each imports only from rooms named after it:
+"""The judge and everything around it, in rooms; each room imports only from rooms listed after it:
 
 commands/   classroom/   judge/   ranks/ and jobs/ side by side   inside/   walls/   lesson/
 """

@@ -1,1 +1,1 @@
-"""What runs in the student's process: it reports to the judge, never decides, and is believed in nothing."""
+"""What runs in the student's process: it reports to the judge, decides nothing, and is not trusted."""

@@ -1,7 +1,7 @@
-"""A second call in the process of the first one: what the student's code kept in between then shows.
+"""A second call in the process of the first one shows what the student's code kept in between.
 
-Only that is kept. What a run was given begins anew: process group, environment, folder, random numbers, and whatever
-the judge counts.
+Nothing else is kept. What a run was given is reset: process group, environment, folder, random numbers, and everything
+that the judge counts.
 """
 
 import os
@@ -18,12 +18,12 @@ from torch.nn.modules import module as modules
 from grader.engine.inside import observe, returned
 from utils.distributed import cleanup
 
-# Hooks on all modules, which what records a training sets.
+# Hooks on all modules, which the recording of a training run sets.
 HOOKS = [hooks for name, hooks in vars(modules).items() if name.startswith("_global_") and isinstance(hooks, dict)]
 
 
 class Start:
-    """What the process is before the student's code is called."""
+    """The state of the process before the student's code is called."""
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
@@ -44,11 +44,11 @@ class Start:
         torch.save = self.save
 
 
-kept: list[Any] = []  # what the first call left in flight: gloo may still write there
+kept: list[Any] = []  # messages of the first call that are still in flight: gloo may still write there
 
 
 def between(line: observe.Line, start: Start) -> Path:
-    """Wait until every rank has returned from the first call, and begin anew. Returns the second call's folder."""
+    """Wait until every rank has returned from the first call, and reset. Returns the second call's folder."""
     sys.settrace(None)
     kept.append(dict(line.in_flight))
     sys.stdout.flush()
@@ -56,8 +56,8 @@ def between(line: observe.Line, start: Start) -> Path:
     line.say(e="boundary")
     line.socket.recv(1)  # the judge has heard all ranks, and has read what they printed
     for printed in (1, 2):
-        with suppress(OSError):  # whatever the student's code has put there
-            os.ftruncate(printed, 0)  # in a sandbox two calls have no more room than one
+        with suppress(OSError):  # the student's code may have replaced descriptors 1 and 2
+            os.ftruncate(printed, 0)  # in a sandbox, two calls have no more disk space than one
     if dist.is_initialized():
         cleanup()
     observe.ended |= observe.kept

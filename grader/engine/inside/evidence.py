@@ -23,7 +23,7 @@ def write(stem: Path, value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
 
     def encode(item: Any) -> Any:
-        if hasattr(item, "to_local"):  # a DTensor: the part of it that is here, and where it belongs
+        if hasattr(item, "to_local"):  # a DTensor: its local part, and where that part belongs
             return {"dict": {"part": encode(item.to_local()), "first": first_of(item), "shape": list(item.shape)}}
         if isinstance(item, torch.Tensor):
             name = str(len(tensors))
@@ -44,17 +44,17 @@ def write(stem: Path, value: Any) -> None:
 
 
 def first_of(tensor: Any) -> list[int]:
-    """Where the part of a DTensor that is on this rank begins, in each dimension.
+    """The offset of this rank's part of a DTensor, in each dimension.
 
-    Counted here: torch's own `compute_local_shape_and_global_offset` (2.13) is wrong for some uneven sizes that both
+    Computed here: torch's own `compute_local_shape_and_global_offset` (2.13) is wrong for some uneven sizes that both
     fully_shard and tensor parallelism cut ("currently, we cannot handle strided sharding if the dp dimension is not
-    even", torch/distributed/_state_dict_utils.py). Each cut is torch.chunk's, and a strided one comes after the others:
-    fully_shard cuts what tensor parallelism has left.
+    even", torch/distributed/_state_dict_utils.py). Each dimension is cut as by torch.chunk, a strided one last:
+    fully_shard cuts the parts that tensor parallelism made.
     """
     from torch.distributed.tensor.placement_types import _StridedShard  # here: only ranks with DTensors need it
 
     first, size, mesh = [0] * tensor.dim(), list(tensor.shape), tensor.device_mesh
-    here = mesh.get_coordinate()  # known without the groups, which a script has left at its end
+    here = mesh.get_coordinate()  # known without the groups, which a script has destroyed at its end
     cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if hasattr(placement, "dim")]
     for axis, placement in sorted(cuts, key=lambda cut: isinstance(cut[1], _StridedShard)):
         left, length = size[placement.dim], math.ceil(size[placement.dim] / mesh.size(axis))
@@ -65,7 +65,7 @@ def first_of(tensor: Any) -> list[int]:
 
 
 def decoded(value: dict) -> Any:
-    """What a rank was given, from its JSON."""
+    """A rank's inputs, decoded from JSON."""
     if "tensor" in value:
         return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
     return value["value"]

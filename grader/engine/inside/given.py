@@ -1,6 +1,6 @@
-"""Tensors and lists that a function is given, and what it has done to them.
+"""Tensors and lists passed to a function, and what it did to them.
 
-Tensors are looked at behind torch's back: none is made that a watcher of memory or of operations would see.
+Tensors are read without torch operations, so nothing is created that a monitor of memory or operations would see.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-LARGEST = 64 << 20  # bytes of a tensor that are looked at: crc32 takes 20 ms for so many, and no check has as many
+LARGEST = 64 << 20  # bytes of a tensor that are read: crc32 takes 20 ms for so many, and no check has more
 MOST = 1000  # tensors in one call
 ITEMS = 10_000  # in the lists and dictionaries of one argument
 
 
 class Given:
-    """The tensors in some named values, as they are now: alone, or in lists, dictionaries and dataclasses; and what the
-    lists and dictionaries hold.
+    """A snapshot of some named values: their tensors, alone or in lists, dictionaries and dataclasses, and the contents
+    of the lists and dictionaries.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -37,17 +37,17 @@ class Given:
 
     @classmethod
     def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
-        """The arguments of a call, by their names."""
+        """A snapshot of the arguments of a call, by their names."""
         try:
             named = inspect.signature(function).bind(*args, **kwargs).arguments
-        except (TypeError, ValueError):  # the call itself will tell
+        except (TypeError, ValueError):  # the call itself will raise
             named = {}
         named.pop("self", None)
         return cls(**named)
 
     def changes(self, gradients: bool = True) -> dict[str, str]:
-        """name -> what has changed by now, in words. `gradients`: theirs as well; not where the check itself has gone
-        backward through them.
+        """name -> what has changed since then, in words. `gradients`: compare gradients, too; not after the check
+        itself ran a backward pass through the tensors.
         """
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
         others = [name for name, old in self.held.items() if not_held(self.values[name], old)]
@@ -56,7 +56,7 @@ class Given:
         }
 
     def shared_with(self, result: Any) -> list[str]:
-        """Whose memory a result is in, or one of several."""
+        """The name of the argument whose memory a result, or one of several results, uses."""
         parts = result if isinstance(result, (list, tuple)) else [result]
         mine = {part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor) and part.numel()}
         return [name for name in self.before if self.tensors[name].untyped_storage().data_ptr() in mine]
@@ -79,7 +79,7 @@ def tensors_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, tor
 
 
 def items(value: Any) -> list[Any]:
-    """What is in a list or a dictionary, and in those in it, down to where they hold something else."""
+    """The items of a list or a dictionary, and of lists and dictionaries nested in it."""
     found, waiting = [], [value]
     while waiting and len(found) < ITEMS:
         part = waiting.pop()
@@ -94,14 +94,14 @@ def items(value: Any) -> list[Any]:
 
 
 def not_held(value: Any, before: list[Any]) -> bool:
-    """Whether a list or a dictionary has other items than before: other objects, or other numbers or words."""
+    """Whether a list or a dictionary has different items than before: different objects, numbers or strings."""
     now = items(value)
     same = (a is b or (type(a) is type(b) in (int, float, str) and a == b) for a, b in zip(now, before))
     return len(now) != len(before) or not all(same)
 
 
 class Look(NamedTuple):
-    """A tensor at a moment."""
+    """A snapshot of one tensor."""
 
     kind: tuple  # shape and dtype
     numbers: int
@@ -123,7 +123,7 @@ def look(tensor: torch.Tensor) -> Look:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Of its bytes, whatever numbers they are: a NaN equals itself. 0 where there are none to look at."""
+    """A checksum of its bytes, so that a NaN equals itself. 0 if it has no readable bytes."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
         return 0
     if not tensor.numel() or tensor.numel() * tensor.element_size() > LARGEST or not tensor.data_ptr():
@@ -141,7 +141,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def difference(old: Look, new: Look, gradients: bool) -> str:
-    """In words; "" if there is none."""
+    """The difference in words; "" if there is none."""
     if new.kind != old.kind:
         return "has another shape or dtype afterwards"
     if new.numbers != old.numbers:

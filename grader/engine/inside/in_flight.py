@@ -1,7 +1,7 @@
-"""Messages and collectives that have begun and were not waited for.
+"""Messages and collectives that have started but were not waited for.
 
-With `merciless_messages`, what a message may do at the worst, it does: it arrives at the wait for it and no earlier,
-and a write before that is reported.
+With `merciless_messages`, each message behaves in the worst permitted way: it arrives at its wait and no earlier, and a
+write before that is reported.
 """
 
 import sys
@@ -17,21 +17,21 @@ from grader.engine.inside import on_gpu
 
 @dataclass
 class PendingMessage:
-    """A message that this rank sends or receives and that it has not waited for."""
+    """A message that this rank sends or receives and has not waited for."""
 
     number: int
     tensor: torch.Tensor
     any_source: bool
-    arrives_in: torch.Tensor | None = None  # what it is received into, until the wait
-    content: bytes = b""  # what was to be sent
-    written_at: list | None = None  # the line that wrote to it before it was over
+    arrives_in: torch.Tensor | None = None  # the tensor it is received into, until the wait
+    content: bytes = b""  # the tensor to send
+    written_at: list | None = None  # the line that wrote to it before it completed
     version: int = 0  # of the tensor, when it was last known not to have changed
 
     def changed(self) -> bool:
         return bool(self.content) and content(self.tensor) != self.content
 
     def touched(self) -> bool:
-        """Whether it was written to since then; quickly, and so not if that was behind torch's back."""
+        """Whether it was written to since then; a quick test, which misses writes that torch does not see."""
         before, self.version = self.version, versions([self.tensor])
         return before != self.version and self.changed()
 
@@ -42,20 +42,20 @@ class PendingMessage:
 
 @dataclass
 class PendingCollective:
-    """A collective that this rank called by `dist` and that it has not waited for."""
+    """A collective that this rank called through `dist` and has not waited for."""
 
     number: int
     tensors: list[torch.Tensor]
-    arrive_in: list[torch.Tensor]  # tensors reduced or broadcast in their place, until the wait
+    arrive_in: list[torch.Tensor]  # tensors reduced or broadcast in place of these, until the wait
     contents: list[bytes]  # of the tensors when it began
-    written_at: list | None = None  # the line that wrote to one of them before it was over
-    version: int = 0  # as of a message
+    written_at: list | None = None  # the line that wrote to one of them before it completed
+    version: int = 0  # see PendingMessage
 
     def changed(self) -> bool:
         return [content(tensor) for tensor in self.tensors] != self.contents
 
     def touched(self) -> bool:
-        """As of a message."""
+        """See PendingMessage."""
         before, self.version = self.version, versions(self.tensors)
         return before != self.version and self.changed()
 
@@ -92,7 +92,7 @@ def watch_waits(line: Any) -> None:
                 plain(work)
             arrive(line, work, call.about)
             line.say(e="future", **call.about)
-            if call.arrive_in:  # the result is over, and in the tensors that the caller knows
+            if call.arrive_in:  # the result is complete, and in the tensors that the caller knows
                 future = torch.futures.Future()
                 future.set_result(call.tensors)
                 return future
@@ -102,7 +102,9 @@ def watch_waits(line: Any) -> None:
 
 
 def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
-    """A message is about to be sent or received, into a hidden tensor if need be: a GPU's, in the host's memory."""
+    """Called before a message is sent or received, if necessary through a hidden tensor; a GPU's message goes through
+    host memory.
+    """
     tensor = given["tensors"][0]
     message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
     if line.merciless and name == "send":
@@ -117,7 +119,7 @@ def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
 
 
 def arrive(line: Any, work: dist.Work, about: dict) -> None:
-    """A message or a collective was waited for."""
+    """Called after a message or a collective was waited for."""
     message = line.in_flight.pop(work)
     if not line.in_flight:
         sys.settrace(None)
@@ -134,7 +136,7 @@ def arrive(line: Any, work: dist.Work, about: dict) -> None:
 
 
 def finish(line: Any, call: PendingCollective) -> None:
-    """A collective is over: what was hidden until now is seen."""
+    """Called when a collective is complete: copy its hidden results to where they can be seen."""
     if call.changed():
         line.say(e="changed", where=call.written_at, **call.about)
     for tensor, result in zip(call.tensors, call.arrive_in):
@@ -142,8 +144,8 @@ def finish(line: Any, call: PendingCollective) -> None:
 
 
 def watch_writes(line: Any) -> None:
-    """From now on until nothing is in flight, look before each line of the student's code whether the line before it
-    has written to what is.
+    """Until nothing is in flight any more, test before each line of the student's code whether the previous line wrote
+    to a tensor in flight.
     """
     if not line.merciless or sys.gettrace() is not None:
         return
@@ -171,7 +173,7 @@ IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
 
 
 def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
-    """A collective is about to begin, on hidden tensors if need be."""
+    """Called before a collective starts, on hidden tensors if necessary."""
     call = PendingCollective(event["work"], [], [], [])
     if line.merciless and name in IN_PLACE:
         call.tensors = given["tensors"]
@@ -187,5 +189,5 @@ def versions(tensors: list[torch.Tensor]) -> int:
 
 
 def content(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor, whatever numbers they are: a NaN equals itself."""
+    """The bytes of a tensor, so that a NaN equals itself."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,27 +1,26 @@
-"""What a rank does, told to the judge as it happens.
+"""Reports what a rank does to the judge, as it happens.
 
-An event goes out BEFORE each collective or message (so a call that never
-returns is still known), and around each wait. Every one passes through the
-dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls are seen
-alike. Events are JSON lines on the socket that each rank has to the judge:
+An event is sent BEFORE each collective or message (so a call that never returns is still known), and around each wait.
+Every one passes through the dispatcher, so DDP's reducer, FSDP, DTensor and plain `dist` calls all show. Events are
+JSON lines on the socket that each rank has to the judge:
 
     {"e": "op", "op": "all_reduce", "group": [0, 1], "name": "0", "shape": [4],
      "dtype": "float32", "bytes": 16, "detail": "SUM", "where": [unit, line, function]}
-                                    "ours": the call is the check's own;
+                                    "ours": the check itself made the call;
                                      an all-to-all has "pieces" as well: the bytes for each rank of the group;
-                                     "gaps": a tensor of it is not contiguous, as NCCL wants it
+                                     "gaps": one of its tensors is not contiguous, as NCCL requires
     {"e": "wait"} {"e": "done"}      the thread is inside a wait; "of": for this message; "work": for
                                      this collective
-    {"e": "starts"} {"e": "started"} on a GPU: around a call, which NCCL may not begin before the other ranks are there
-    {"e": "again", "of": 3}          it is about to wait for a message whose wait was over
-    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) that was not over was
-                                     written to
-    {"e": "future", "work": 3}       the future of a collective was taken: where it is waited for is not seen
-    {"e": "mark"}                    a check begins its next case
+    {"e": "starts"} {"e": "started"} on a GPU: around a call, since NCCL may not start before the other ranks arrive
+    {"e": "again", "of": 3}          it is about to wait a second time for a message
+    {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) was written to before it
+                                     completed
+    {"e": "future", "work": 3}       the future of a collective was taken, so waits for it cannot be seen
+    {"e": "mark"}                    a check starts its next case
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group; "elsewhere": at an address that is
                                      not the launcher's
     {"e": "strange", "name": "wrap", "returned": "None", "promised": "Module"}
-                                     a function of the student's has returned what its signature does not promise
+                                     a student's function returned a value that does not fit its signature
     {"e": "touched", "name": "attend", "argument": "k", "change": "is written into"}
                                      a function of the student's has done that to what it was given
     {"e": "overwritten", "name": "gathered"}
@@ -30,10 +29,10 @@ alike. Events are JSON lines on the socket that each rank has to the judge:
     {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
-                                     the first word of a rank that is to have a GPU: whether it has
+                                     the first event of a rank that needs a GPU: whether it can use one
 
 A message (send, recv) has its own number on its rank, "id", and a collective has one, "work". All events have the time
-"t", in seconds, and "aside" if they come from a thread for which the main one need not wait.
+"t", in seconds, and "aside" if they come from a thread that the main thread does not wait for.
 """
 
 import faulthandler
@@ -63,15 +62,15 @@ from utils.watched.calls import aside, described, intercept, members_of, tensors
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
 
-PATIENT = 0.2  # seconds that a patient judge waits for news
+PATIENT = 0.2  # seconds for which a patient judge waits for events
 
 
 class Line:
-    """The rank's line to the judge."""
+    """The rank's connection to the judge."""
 
     mine: "Line | None" = None  # this rank's, from `watch` on
     merciless: bool  # see `merciless_messages`
-    patient: bool  # in a run that measures time the judge is told later, for listening takes a processor
+    patient: bool  # in a run that measures time, events are sent later: receiving them takes a processor
 
     def __init__(self, line: socket.socket, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
@@ -79,7 +78,7 @@ class Line:
         self.unsaid: list[dict] = []
         self.ranks = job["world"]
         self.on_gpu = bool(job["devices"])
-        self.backend = "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo"  # of groups that the checks make
+        self.backend = "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo"  # process groups that the checks make
         self.lock = threading.Lock()
         self.socket = line
         self.begin(Path(job["folder"]))
@@ -91,20 +90,20 @@ class Line:
         self.merciless = self.patient = False
         self.messages = 0
         self.collectives = 0
-        # Held by these, a work keeps its identity.
+        # These references keep a work alive, so that its id stays unique.
         self.in_flight: dict[dist.Work, PendingMessage | PendingCollective] = {}
-        self.over: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()  # messages that were waited for
-        self.results: dict[int, int] = {}  # address of a result -> the collective that C++ has called for it
+        self.over: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()  # messages already waited for
+        self.results: dict[int, int] = {}  # address of a result -> the collective that C++ called for it
         self.world = self.ranks
-        self.host: Any = None  # on GPUs, what carries messages: gloo's backend of all ranks
-        self.lives = 0  # process groups joined: a later one gives its groups the same names again
+        self.host: Any = None  # on GPUs, messages use this gloo backend of all ranks
+        self.lives = 0  # number of default process groups so far: a later one reuses the names of groups
         self.meetings = 0
         stacks = open(self.own / "stacks", "w")
         faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
 
     def say(self, **event: Any) -> None:
-        if os.getpid() != self.pid:  # a data loader's worker, say: not a rank
+        if os.getpid() != self.pid:  # e.g. a data loader's worker, not a rank
             return
         if aside():
             event["aside"] = True
@@ -120,12 +119,12 @@ class Line:
                 self.unsaid = []
 
     def release(self) -> None:
-        """Stay until the judge has heard everyone: an early exit would break the peers' connections."""
+        """Stay until the judge has heard all ranks: an early exit would break the peers' connections."""
         while self.socket.recv(1):
             pass
 
     def frames(self) -> list[list]:
-        """The lines of the student's code that are running, the innermost first: [unit, line, function]."""
+        """The lines of the student's code on the stack, innermost first: [unit, line, function]."""
         frame, found = sys._getframe(1), []
         while frame is not None:
             if frame.f_code.co_filename in self.units:
@@ -134,24 +133,24 @@ class Line:
         return found
 
     def where(self) -> list | None:
-        """The innermost of these lines."""
+        """The innermost of these lines, or None."""
         return next(iter(self.frames()), None)
 
     def ours(self) -> bool:
-        """Whether the student's code has returned to the check. (A backward pass may have another thread.)"""
+        """Whether the check's own code is running. (A backward pass may run in another thread.)"""
         return threading.current_thread() is threading.main_thread() and not self.frames()
 
 
 def next_world(ranks: int) -> None:
-    """The next process group has the first `ranks` ranks alone, as if a job had been started with so many."""
+    """Limit the next process group to the first `ranks` ranks, as if a job had been started with so many."""
     Line.mine.world = ranks
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Line.mine.on_gpu else str(ranks))
 
 
 def smaller_world(ranks: int, rank: int) -> bool:
-    """From now on the process group has the first `ranks` ranks, no more than now. Whether `rank` is in it."""
+    """Shrink the process group to the first `ranks` ranks. Returns whether `rank` is still in it."""
     if dist.is_initialized() and dist.get_world_size() != ranks:
-        dist.barrier()  # no rank closes its connections while another one still waits for the last call's messages
+        dist.barrier()  # no rank may close its connections while another rank waits for the last call's messages
         cleanup()
         next_world(ranks)
         if rank < ranks:
@@ -160,7 +159,7 @@ def smaller_world(ranks: int, rank: int) -> bool:
 
 
 def watch(line: Line, job: dict) -> None:
-    """Make all that this process does from now on known to the judge."""
+    """From now on, report everything that this process does to the judge."""
 
     def exit_seen(status: int) -> None:
         line.say(e="exit", status=status, where=line.where())
@@ -181,27 +180,27 @@ def watch(line: Line, job: dict) -> None:
 
 
 def merciless_messages() -> None:
-    """From now on, what a message may do at the worst, it does.
+    """From now on, each message behaves in the worst permitted way.
 
-    It arrives at the wait for it and no earlier. If a tensor on its way is written to before its wait, the judge is
-    told. The same holds for the collectives that work in place, such as an all-reduce.
+    It arrives at its wait and no earlier. If a tensor in flight is written to before the wait, the judge is told. The
+    same holds for collectives that work in place, such as an all-reduce.
     """
     Line.mine.merciless = True
 
 
 def mark(**about: Any) -> None:
-    """Tell the judge that a check's next case begins."""
+    """Tell the judge that a check's next case starts."""
     Line.mine.say(e="mark", **about)
 
 
 def meet_in_files(line: Line) -> None:
-    """Ranks meet in a file of the run, not at a port."""
+    """Make ranks rendezvous through a file of the run, not at a port."""
 
     def meet(url: str, timeout: Any = None, **_: Any):
         parsed = urllib.parse.urlparse(url)
         asked = dict(urllib.parse.parse_qsl(parsed.query))
         told = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        elsewhere = parsed.netloc if parsed.netloc not in ("", told) else None  # not where the launcher says
+        elsewhere = parsed.netloc if parsed.netloc not in ("", told) else None  # an address other than the launcher's
         rank = int(asked.get("rank", os.environ["RANK"]))
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
         line.say(e="joins", rank=rank, elsewhere=elsewhere, where=line.where())
@@ -213,8 +212,8 @@ def meet_in_files(line: Line) -> None:
 
 
 def watch_rendezvous(line: Line, job: dict) -> None:
-    """Joining a process group, or making one, is an event like any collective; ranks meet in files."""
-    from torch.distributed import device_mesh  # here, for the judge needs none of it
+    """Report the joining and making of process groups like collectives, and make ranks rendezvous through files."""
+    from torch.distributed import device_mesh  # imported here, since the judge does not need it
 
     meet_in_files(line)
     init, new_group = dist.init_process_group, dist.new_group
@@ -234,7 +233,7 @@ def watch_rendezvous(line: Line, job: dict) -> None:
             where=where,
             ours=line.ours(),
         )
-        if job["gpus"]:  # there is no GPU: gloo takes nccl's place, and the judge knows what was asked
+        if job["gpus"]:  # without a GPU, gloo replaces nccl; the judge knows what was requested
             backend = "gloo" if backend is None or "nccl" in backend else backend
             kwargs.pop("device_id", None)
         line.say(e="wait")
@@ -268,18 +267,18 @@ def watch_rendezvous(line: Line, job: dict) -> None:
 
 
 # Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
-# that drops the last reference to a tensor which Python has seen (all have, here) needs the GIL: deadlock.
+# that drops the last reference to a tensor that Python has seen (here, every tensor) needs the GIL: deadlock.
 kept: set[dist.ProcessGroup] = set()
-ended: set[dist.ProcessGroup] = set()  # of these, the first call's: gloo itself would still serve them
+ended: set[dist.ProcessGroup] = set()  # groups of the first call: gloo itself would still serve them
 
 
 def intercept_collectives() -> list[torch.library.Library]:
-    """Give every operation of c10d a kernel that reports it and passes it on. Called once, before any fork."""
+    """Give every operation of c10d a kernel that reports it and then runs it. Called once, before any fork."""
     return intercept(reporting)
 
 
 def reporting(operation: Any, name: str, below: Any) -> Callable:
-    """The kernel of one operation."""
+    """Make the reporting kernel of one operation."""
     arguments = [argument.name for argument in operation._schema.arguments]
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -305,7 +304,7 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
             work = None if boxed is None else dist.Work.unbox(boxed)
             if work is not None:
                 line.in_flight[work] = call
-            elif line.on_gpu:  # a call that is not asynchronous leaves nothing to wait for: it is on the stream
+            elif line.on_gpu:  # after a call that is not asynchronous there is nothing to wait for: it is on the stream
                 line.say(e="wait", **call.about)
                 on_gpu.settle()
                 finish(line, call)
@@ -332,7 +331,7 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
 
 
 def start(line: Line, operation: Any, keys: Any, given: dict) -> Any:
-    """Begin a collective. With its first one a group of NCCL's waits for all its ranks, and busily."""
+    """Start a collective. In its first collective an NCCL group busy-waits for all its ranks."""
     if not line.on_gpu:
         return operation.redispatch(keys, **given)
     line.say(e="starts")
@@ -346,7 +345,7 @@ RESULTS = ("tensors", "output_tensor", "output_tensors", "outputs", "output")
 
 
 def remember_result(line: Line, event: dict, given: dict) -> None:
-    """A collective that C++ has called, as for a functional one: which memory its result is to be in."""
+    """Record the memory that will hold the result of a collective called from C++, such as a functional one."""
     found = next((given[name] for name in RESULTS if given.get(name) is not None), [])
     for tensor in found if isinstance(found, (list, tuple)) else [found]:
         if isinstance(tensor, torch.Tensor):
@@ -354,13 +353,13 @@ def remember_result(line: Line, event: dict, given: dict) -> None:
 
 
 def waited_for(line: Line, tensor: torch.Tensor) -> dict:
-    """The collective whose result a functional wait is for."""
+    """The collective that a functional wait waits for."""
     work = line.results.pop(tensor.untyped_storage().data_ptr(), None)
     return {} if work is None else {"work": work}
 
 
 def announce(line: Line, name: str, given: dict) -> dict:
-    """Tell of a collective or message that is about to begin; returns the event."""
+    """Report a collective or message that is about to start; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     if group in ended:
         raise ValueError(f"process group {group.group_name} is not registered: it has been destroyed")
@@ -385,7 +384,7 @@ def announce(line: Line, name: str, given: dict) -> dict:
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Also those in lists, and in lists of lists."""
+    """The tensors in these arguments, including those in lists and in lists of lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -394,8 +393,8 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def pieces(sent: list[torch.Tensor], sizes: list[int] | None, ranks: int) -> list[int]:
-    """Bytes for each rank of the group, itself included, in an all-to-all: a tensor for each, or one that is cut along
-    its first dimension.
+    """The bytes that an all-to-all sends to each rank of the group, itself included: of one tensor per rank, or of one
+    tensor that is split along its first dimension.
     """
     if sizes is None:
         return [t.numel() * t.element_size() for t in sent]

@@ -1,17 +1,20 @@
-"""A rank on its own GPU, or a share of one: what differs from a CPU by design, so that it is judged by meaning.
+"""A rank on its own GPU or on a shared one. What differs from a CPU by design is evened out here, so that only the
+meaning is judged.
 
 | on a CPU, with gloo | on a GPU, with NCCL | here |
 |---|---|---|
-| a call or a wait returns when it is over | it returns at once, and the GPU's stream waits | `settle` waits for it |
+| a call or a wait returns when the operation is complete | it returns at once, and the GPU's stream waits | `settle`
+waits for it |
 | a waiting thread sleeps | a waiting thread spins | the driver is told to sleep |
-| messages between two ranks go at once | in turns, unless batched: a right pair hangs | they use gloo |
+| messages between two ranks go concurrently | one after another, unless batched: a correct pair hangs | they use gloo |
 | hooks run in the thread that calls backward | in a thread of the GPU's | in the thread that calls |
-| a new tensor is where the communication is | it is on the CPU, if no device is named | `OnGPU` puts it on the GPU |
+| a new tensor is on the device of the communication | it is on the CPU, if no device is named | `OnGPU` puts it on the
+GPU |
 
 Messages: https://github.com/NVIDIA/nccl/issues/479, https://github.com/pytorch/pytorch/issues/129341.
 
-What hangs there is ended as everything else is, by SIGKILL: with the process its CUDA context goes, and with that the
-kernel that spins. No watchdog of NCCL's is waited for.
+A rank that hangs on a GPU is ended like any other, by SIGKILL: its CUDA context ends with the process, and so does the
+spinning kernel. NCCL's watchdog is not used.
 """
 
 import ctypes
@@ -28,31 +31,31 @@ CU_CTX_SCHED_BLOCKING_SYNC = 4  # cuda.h
 
 
 def environment(gpu: str, shared: bool) -> dict[str, str]:
-    """What CUDA and NCCL read when they start, which is after the fork.
+    """The environment that CUDA and NCCL read when they start, after the fork.
 
     Args:
         gpu: as CUDA_VISIBLE_DEVICES names it.
-        shared: other ranks have it, too.
+        shared: whether other ranks use it, too.
     """
     read = {
         "CUDA_VISIBLE_DEVICES": gpu,
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_IB_DISABLE": "1",  # all ranks are on this machine: its network cards need not be looked at
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a rank must not end because another one did: the judge ends both
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # a rank must not end because another rank did: the judge ends both
     }
-    if shared:  # few blocks for each, or the kernel of one rank leaves no room for another's
+    if shared:  # few blocks for each, or one rank's kernel leaves no room for another's
         read |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
     return read
 
 
 def start() -> None:
-    """Take the GPU. Raises RuntimeError or OSError where it cannot be had."""
+    """Take the GPU. Raises RuntimeError or OSError if that fails."""
     driver = ctypes.CDLL("libcuda.so.1")
     number = ctypes.c_int()
     for result in (
         driver.cuInit(0),
         driver.cuDeviceGet(ctypes.byref(number), 0),
-        # A thread that waits for the GPU sleeps. Otherwise it spins, and looks like a loop without end.
+        # A thread that waits for the GPU sleeps; otherwise it spins, and looks like an endless loop.
         driver.cuDevicePrimaryCtxSetFlags(number, CU_CTX_SCHED_BLOCKING_SYNC),
     ):
         if result:
@@ -64,18 +67,18 @@ def start() -> None:
 
 
 def settle() -> None:
-    """Wait until the GPU has done what this thread has asked of it."""
+    """Wait until the GPU has finished the work of this thread."""
     torch.cuda.current_stream().synchronize()
 
 
 def message(host: Any, name: str, tensor: torch.Tensor, peer: int | None, channel: str) -> Any:
-    """Send or receive, with gloo, a tensor in the host's memory: what a GPU's message is on its way.
+    """Send or receive a tensor in host memory with gloo: a GPU's messages are staged through host memory.
 
     Args:
         host: gloo's backend of a group of all ranks.
         name: the dispatcher's.
         peer: global rank; None is any.
-        channel: messages of different channels do not meet.
+        channel: messages of different channels are never matched.
     """
     tag = zlib.crc32(channel.encode()) & 0x7FFFFFFF
     if name == "recv_any_source_":
@@ -90,8 +93,8 @@ RANDOM_IN_PLACE = {
 
 
 class OnGPU(TorchFunctionMode):
-    """While it is entered, a new tensor for which no device is named is on `device`, as `torch.set_default_device`
-    would have it. Random numbers are drawn on the CPU: a seed gives the same ones everywhere.
+    """While it is active, new tensors without a named device are on `device`, as with `torch.set_default_device`.
+    Random numbers are drawn on the CPU, so that a seed gives the same numbers everywhere.
     """
 
     def __init__(self, device: torch.device = DEVICE) -> None:

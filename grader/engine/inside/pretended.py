@@ -1,4 +1,4 @@
-"""GPUs that a rank is led to see, so that the choices of its code can be seen without one."""
+"""Pretended GPUs, so that the choices of a rank's code can be checked without one."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def pretend_gpus(a_node: int) -> None:
-    """Let the code believe that this node has GPUs, so that its choices can be seen without one."""
+    """Make the code see GPUs on this node, so that its choices can be checked without one."""
     chosen = {"index": 0}
 
     def choose(device: Any) -> None:

@@ -1,6 +1,6 @@
-"""What a rank computes: each matrix product, told in its place among messages and waits; and the most bytes alive.
+"""Reports each matrix product of a rank, in its place among messages and waits; and records the peak of live bytes.
 
-{"e": "product", "size": 4096}   the rank has made a product of so many multiplications
+{"e": "product", "size": 4096}   the rank computed a product with so many multiplications
 """
 
 import math
@@ -11,10 +11,10 @@ from utils.memory import Peak
 
 
 def multiplications(name: str, args: tuple) -> int:
-    """Of one operation, by the dispatcher's name for it; 0 if it is not a matrix product."""
+    """The multiplications of one operation, given the dispatcher's name for it; 0 if it is not a matrix product."""
     if name.startswith("_scaled_dot_product"):
-        # Fused: queries with keys, weights with values. The backward pass, whose first argument is a gradient, has
-        # five.
+        # Fused attention has two products: queries with keys, weights with values. Its backward pass, whose first
+        # argument is a gradient, has five.
         products, (query, key) = (5, args[1:3]) if "backward" in name else (2, args[:2])
         return products * math.prod(query.shape) * key.shape[-2]
     if name in ("mm", "bmm", "mv", "addmm", "baddbmm", "addmm_", "baddbmm_"):
@@ -24,10 +24,11 @@ def multiplications(name: str, args: tuple) -> int:
 
 
 class watch_products(Peak):
-    """While it is entered, it reports each matrix product, and records the `most` bytes that were alive at a time.
+    """While it is active, it reports each matrix product, and records in `most` the largest number of bytes alive at
+    once.
 
     Args:
-        tensors: what was there before.
+        tensors: those that existed before.
     """
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

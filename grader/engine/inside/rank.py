@@ -1,23 +1,23 @@
-"""One rank: load the student's code, do what the job asks, leave evidence.
+"""One rank: load the student's code, run the job, leave evidence.
 
 Everything here runs in the rank's own process, beside the student's code. It
 reports to the judge and judges nothing. The server that forked it knows the job;
-what only this rank may see, its inputs, the judge sends over the rank's own line:
+the inputs, which only this rank may see, come from the judge over its own connection:
 
     folder       of the run: in it, each rank has its own, called by its number; `meet` has the store
     common       whether all ranks work in one folder, `common`
     units        [{name, text}]: the student's code, a script or a notebook's cells
-    file         what `__file__` is to them
+    file         the value of `__file__` for them
     argv         the command line: run the script as a whole;  or
     function     call this function, "its module:its name", with the student's
                  module and the inputs
-    check        the text of that module, as far as it runs on ranks, and its file
-    lesson       whose answers, and later ones', the library withholds
-    package      that the lesson needs beside the others
+    check        the part of that module that runs on ranks, and its file
+    lesson       the library withholds what this lesson and later ones teach
+    package      that the lesson needs in addition
     world, nodes ranks, and how many nodes they pretend to be spread over
     group        make the process group before the call
     gpus         GPUs per node to pretend
-    devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs
+    devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; empty: the ranks are on CPUs
 """
 
 import atexit
@@ -46,7 +46,7 @@ from grader.engine.lesson import lessons
 
 
 def main(job: dict, number: int, end: socket.socket) -> None:
-    """Be rank `number` of the job; `end` leads to the line."""
+    """Run as rank `number` of the job; `end` is its end of the connection."""
     run = Path(job["folder"])
     redirect(run / str(number))
     settle(job, run, number)
@@ -74,7 +74,7 @@ def main(job: dict, number: int, end: socket.socket) -> None:
 
 
 def take_gpu(line: observe.Line) -> None:
-    """Before any code of the student's: what fails here is the machine's failure."""
+    """Runs before any of the student's code: a failure here is the machine's."""
     try:
         on_gpu.start()
     except (RuntimeError, OSError) as error:
@@ -110,7 +110,7 @@ def settle(job: dict, run: Path, number: int) -> None:
     work = run / ("common" if job["common"] else str(number)) / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
-    nodes = job["world"] if job["devices"] else job["nodes"]  # with its GPU a rank is alone, as on its own node
+    nodes = job["world"] if job["devices"] else job["nodes"]  # with a GPU, a rank is alone, as on its own node
     a_node = job["world"] // nodes
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_", "PBS_"))]:
         del os.environ[name]
@@ -136,26 +136,26 @@ crowded: list[Any] = []
 
 
 def crowd(number: int) -> None:
-    """Objects and tensors get other addresses on each rank, in another order: as on real ones, which are no forks of
-    one process. A set of parameters, say, is in the order of their addresses.
+    """Give objects and tensors different addresses, in a different order, on each rank, as on real ranks, which are not
+    forks of one process. A set of parameters, for example, is in the order of their addresses.
     """
     drawn = random.Random(number)
     blocks: list[Any] = [bytearray(size) for size in range(8, 480, 16) for _ in range(drawn.randrange(32, 96))]
     blocks += [object() for _ in range(200)] + [torch.empty(drawn.randrange(1, 4000)) for _ in range(20)]
     drawn.shuffle(blocks)
-    crowded.extend(blocks[::2])  # the others' places are free, in an order of chance
+    crowded.extend(blocks[::2])  # the places of the rest are free, in random order
 
 
 compiled: dict[tuple[str, str], types.CodeType] = {}  # (name, text) of a unit -> its code
 
 
 def compile_units(job: dict) -> None:
-    """In the server, before it forks: compile the job's units. What does not compile is left to the ranks to tell."""
+    """In the server, before it forks: compile the job's units. The ranks report units that do not compile."""
     units = [(unit["name"], unit["text"]) for unit in job["units"]]
     for known in compiled.keys() - units:
         del compiled[known]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a warning of the compiler is the rank's to print
+        warnings.simplefilter("error")  # the rank prints the compiler's warnings
         for name, text in units:
             if (name, text) not in compiled:
                 try:
@@ -165,19 +165,19 @@ def compile_units(job: dict) -> None:
 
 
 class Withheld(types.ModuleType):
-    """In place of a module of the library that holds what a lesson teaches."""
+    """Replaces a module of the library that contains what a lesson teaches."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `inspect` asks every module for its file, and does not expect an ImportError
+        if name.startswith("__"):  # `inspect` asks every module for its file and does not expect an ImportError
             raise AttributeError(name)
         raise ImportError(f"{self.__name__} has what this lesson teaches, or a later one: write it yourself")
 
 
-taught = functools.cache(lessons.taught)  # read before the first fork: a sandbox does not show it
+taught = functools.cache(lessons.taught)  # read before the first fork: it is not visible in a sandbox
 
 
 def withhold(lesson: str) -> None:
-    """The library has what `lesson` and those after it teach; its students' code may not import that."""
+    """Prevent imports of library modules that contain what `lesson`, or a later one, teaches."""
     for name in map(lessons.module_name, lessons.ahead(lesson, taught())):
         for below in [known for known in sys.modules if known.startswith(f"{name}.")]:
             del sys.modules[below]
@@ -187,17 +187,17 @@ def withhold(lesson: str) -> None:
             vars(sys.modules[package]).pop(own, None)
 
 
-@functools.lru_cache(1)  # of the lesson whose turn it is
+@functools.lru_cache(1)  # for the current lesson
 def load_library(lesson: str) -> None:
-    """In the server: load what the students' code of a lesson may import of utils/. Not what this lesson teaches, or a
-    later one: whatever is in memory can be found there.
+    """In the server: load the modules of utils/ that a lesson's code may import, but none with what this lesson or a
+    later one teaches: code can find whatever is in memory.
     """
     for name in [name for name, module in sys.modules.items() if isinstance(module, Withheld)]:
         del sys.modules[name]
     withhold(lesson)
     for path in sorted((lessons.COURSE / "utils").rglob("*.py")):
         if path.name != "__main__.py":
-            with contextlib.suppress(Exception):  # one that is withheld, needs such a one, or is broken: told on import
+            with contextlib.suppress(Exception):  # withheld, needs a withheld module, or broken: reported on import
                 importlib.import_module(lessons.module_name(path))
 
 
@@ -210,17 +210,17 @@ def check_loaded(name: str, file: str, text: str) -> types.ModuleType:
 
 
 def load_check(job: dict) -> None:
-    """In the server: load the part of a check file that runs on ranks, in place of the module."""
+    """In the server: load the part of a check file that runs on ranks, instead of the whole module."""
     name = job["function"].partition(":")[0]
     sys.modules[name] = check_loaded(name, job["check"]["file"], job["check"]["text"])
 
 
 def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
-    """The student's units as one module. A cell that breaks spoils only itself; a script, all."""
+    """The student's units as one module. A cell that fails affects only itself; in a script, a failure ends all."""
     module = types.ModuleType(name)
     module.__file__ = job["file"]
     sys.modules[name] = module
-    if job["notebook"]:  # what the set-up cell imports: it is locked, and not run here
+    if job["notebook"]:  # the imports of the set-up cell, which is locked and not run here
         module.__dict__.update(sys=sys, Path=Path)
     for unit in job["units"]:
         lines = unit["text"].splitlines(keepends=True)
@@ -239,7 +239,7 @@ def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
 
 
 def whole_run(job: dict, line: observe.Line) -> dict:
-    """Run the script as the command line would, and record what it trained on and left behind."""
+    """Run the script as from the command line, and record what it trained on and what it left."""
     record = recording.record_training(line)
     sys.argv = [job["file"], *job["argv"]]
     at_exit = watch_exits(line)
@@ -254,7 +254,9 @@ def whole_run(job: dict, line: observe.Line) -> dict:
 
 
 def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
-    """A list that grows with what the student's code asks for by `atexit`: a rank ends without Python's own end."""
+    """A list that collects the functions that the student's code registers with `atexit`: a rank ends without Python's
+    own exit.
+    """
     asked, register = [], atexit.register
 
     def registered(function: Callable, *args: Any, **kwargs: Any) -> Callable:
@@ -268,15 +270,15 @@ def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
 
 
 def call(job: dict, line: observe.Line, number: int) -> dict:
-    """Call a check's rank function with the student's module: once, or twice. Returns the last call's result."""
+    """Call a check's rank function with the student's module, once or twice. Returns the last call's result."""
     if job["group"]:
         torch.distributed.init_process_group(line.backend)
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
     first, *second = job["inputs"]
-    # Code that was given its group names no device; a script that makes its own does.
+    # Code that is given a process group names no device; a script that makes its own does.
     with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
-        if job["file"] is not None:  # else a reference: the check's own code only
+        if job["file"] is not None:  # otherwise a reference: only the check's own code
             student = load(job, line, "student")
             returned.listen(student, line.say)
             function = functools.partial(function, student, rank=number, world=job["world"])
@@ -305,7 +307,7 @@ def own_function(student: types.ModuleType, rank: int, world: int, name: str, in
 
 
 def describe(error: BaseException) -> dict:
-    """What the judge needs to know of an exception: its kind, its text, its frames."""
+    """What the judge needs to know about an exception: type, text, frames."""
     frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])

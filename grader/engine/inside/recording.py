@@ -1,4 +1,4 @@
-"""What a rank holds, writes and trains on, recorded for the checks that ask for it."""
+"""Records what a rank holds, writes and trains on, for the checks that ask for it."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from grader.engine.inside.observe import Line
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> int:
-    """How many elements this rank has memory for: a DTensor's part, and what a view is a view of, each once."""
+    """The number of elements in this rank's memory: of a DTensor, the local part; of a view, its base, once."""
     sizes = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -25,7 +25,7 @@ def elements(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def record_files() -> list[str]:
-    """A list that grows with each file that this process opens for writing, saves or moves into place."""
+    """A list that collects each file that this process opens for writing, saves or moves into place."""
     files: list[str] = []
 
     def audit(event: str, args: tuple) -> None:
@@ -39,7 +39,7 @@ def record_files() -> list[str]:
     plain = torch.save
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, (str, os.PathLike)):  # written by C++, which no audit hook sees
+        if isinstance(f, (str, os.PathLike)):  # C++ writes it, which audit hooks do not see
             files.append(os.path.abspath(f))
         plain(obj, f, *args, **kwargs)
 
@@ -48,10 +48,10 @@ def record_files() -> list[str]:
 
 
 class record_training:
-    """What a whole run trained on and left: batches, losses, weights, files, printing.
+    """What a whole run trained on and left: batches, losses, weights, files, printed lines.
 
     Seen at the model itself (`utils.model.TransformerLM`), not at the data
-    loader: what reached the model is what counts, whatever dealt it out.
+    loader: what reached the model counts, wherever it came from.
     """
 
     def __init__(self, line: Line) -> None:
@@ -62,11 +62,11 @@ class record_training:
         register_optimizer_step_post_hook(self.after_step)
 
     def begin(self) -> None:
-        """Forget what was before: another run begins in this process."""
+        """Forget everything: another run starts in this process."""
         self.forwards: list[dict] = []
         self.steps = 0
-        self.held = 0  # elements of the parameters that the optimizer last stepped, on this rank
-        self.others = 0  # so many of them are not the model's
+        self.held = 0  # elements, on this rank, of the parameters in the optimizer's last step
+        self.others = 0  # how many of them are not the model's
         self.model: torch.nn.Module | None = None
         self.files.clear()
 
@@ -85,7 +85,7 @@ class record_training:
                 "step": self.steps,
                 "x": x.detach().clone(),
                 "targets": 0 if y is None else int((y != -100).sum()),
-                "loss": None if y is None else float(output.detach().double()),  # of logits it is made elsewhere
+                "loss": None if y is None else float(output.detach().double()),  # a loss of logits is made elsewhere
             }
         )
         self.line.say(e="forward")
@@ -100,7 +100,7 @@ class record_training:
 
     def evidence(self) -> dict:
         for module in self.model.modules() if self.model is not None else ():
-            if hasattr(module, "reshard"):  # FSDP's: drops what the last forward pass has gathered
+            if hasattr(module, "reshard"):  # FSDP: frees what the last forward pass gathered
                 module.reshard()
         return {
             "forwards": self.forwards,

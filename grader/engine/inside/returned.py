@@ -1,9 +1,8 @@
 """What the student's functions return, where it is not what their signature promises, and what they have done to the
 tensors that they were given, or had returned before: told to the judge.
 
-A check's rank code, and code that was given, go on with what they got and break where they stand, on None most often:
-then that line says nothing to the student. So a function that keeps its promise is not noted; of those that do not, the
-first is, and the first that returns None.
+A check's rank code, and given code, use the result and fail somewhere else, most often on None; that line tells the
+student nothing. So the first function that breaks its signature is reported, and the first that returns None.
 """
 
 import ctypes
@@ -34,8 +33,8 @@ before: dict[str, list[tuple[StorageWeakRef, int]]] = {}  # function -> the memo
 
 
 def listen(student: types.ModuleType, say: Callable[..., None]) -> None:
-    """Have the functions of the student's module, and the methods of its classes, tell what they return against their
-    signature, whatever calls them; and what they do to their arguments, where the check calls them.
+    """Wrap the functions of the student's module, and the methods of its classes, to report what they return against
+    their signature, whoever calls them; and what they do to their arguments if the check calls them.
     """
     classes = [value for value in vars(student).values() if isinstance(value, type)]
     for owner in (student, *(kind for kind in classes if kind.__module__ == student.__name__)):
@@ -47,7 +46,7 @@ def listen(student: types.ModuleType, say: Callable[..., None]) -> None:
 
 
 def is_function(value: Any, module: str) -> bool:
-    """Whether it is a function of this module."""
+    """Whether `value` is a function of this module."""
     return isinstance(value, types.FunctionType) and value.__module__ == module
 
 
@@ -143,7 +142,7 @@ def kinds(wanted: Any) -> tuple[Any, ...]:
 
 
 def keeps(value: Any, wanted: Any) -> bool:
-    """Whether a value is what an annotation promises, as far as that can be told."""
+    """Whether a value fits an annotation, as far as that can be checked."""
     try:
         return wanted is None or isinstance(value, kinds(wanted))
     except TypeError:  # a name in quotes
