@@ -84,7 +84,7 @@ def test_what_is_kept_falls_in_the_second_call(verdict, body):
     found = verdict(body)
     assert (found.status, found.cause) == ("fail", "wrong_value")
     assert found.message == "the second call in one process: total is wrong"
-    assert "the first call has left: in a global, a default argument" in found.hint
+    assert "the first call left: in a global, a default argument" in found.hint
 
 
 def test_a_group_that_was_made_once_is_gone_in_the_second_call(verdict):

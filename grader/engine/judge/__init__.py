@@ -1,1 +1,1 @@
-"""A lesson's checks and what ranks left come in, verdicts go out; it never runs a student's line."""
+"""A lesson's checks and the ranks' evidence come in, verdicts go out; student code never runs here."""

@@ -1,4 +1,4 @@
-"""Another answer to a TODO, wrong or right, to grade the grader with: `grader/mutants/<lesson>.py` lists them."""
+"""Other answers to a TODO, wrong or right, that test the grader: `grader/mutants/<lesson>.py` lists them."""
 
 import textwrap
 from collections.abc import Collection
@@ -14,14 +14,14 @@ class Answer:
 
     todo: int
     name: str
-    body: str | list[str | None] | None = None  # of its region; a list where it has several; None is the solution's
+    body: str | list[str | None] | None = None  # of its region, or a list for several regions; None is the solution's
     swap: tuple[str, str] | tuple[tuple[str, str], ...] = ()  # (old, new), or several, in the bodies of this TODO
     edits: tuple[tuple[str, str], ...] = ()  # (old, new) anywhere in the solved file
     says: str = ""  # what the verdict's message must contain
-    file: str = ".sbatch"  # of a TODO of the batch files: in which of them
+    file: str = ".sbatch"  # for a TODO in batch files: which of them
 
     def bodies(self, source: str) -> list[str]:
-        """One for each of the TODO's regions."""
+        """The body of each of the TODO's regions."""
         own = regions.solutions(source, self.todo)
         given = self.body if isinstance(self.body, list) else [self.body] + [None] * (len(own) - 1)
         bodies = [
@@ -42,8 +42,8 @@ class Answer:
 
 
 def answered(lesson: str, *answers: Answer) -> dict[Path, str]:
-    """The lesson's files, solved, with these answers in them, each to another TODO. Of two batch files that ask it, the
-    one without the answer is as it was given.
+    """The lesson's solved files with these answers, each to a different TODO. If two batch files have the TODO, the one
+    without the answer stays in its initial state.
     """
     texts = {}
     for path, source in sources(lesson).items():
@@ -58,10 +58,10 @@ def answered(lesson: str, *answers: Answer) -> dict[Path, str]:
 
 
 def sources(lesson: str) -> dict[Path, str]:
-    """The lesson's sources by their path in the course."""
+    """The lesson's sources, by path in the course."""
     return {path.relative_to(lessons.source_root()): path.read_text("utf-8") for path in lessons.sources(lesson)}
 
 
 def solved(lesson: str, todos: Collection[int]) -> dict[Path, str]:
-    """The lesson's files with these TODOs done."""
+    """The lesson's files with these TODOs solved."""
     return {path: regions.compose(source, todos) for path, source in sources(lesson).items()}

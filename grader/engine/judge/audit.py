@@ -1,6 +1,6 @@
-"""Whether a lesson's checks fit its sources, for `./workbook build --check`.
+"""Verifies that a lesson's checks fit its sources, for `./workbook build --check`.
 
-`build.check_sources` reads the sources; here they are put to the judge.
+`build.check_sources` reads the sources; here the judge checks them.
 """
 
 import re
@@ -14,13 +14,13 @@ from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises
 from grader.engine.ranks.engine import Engine
 
-HINTS = 3  # the direction, the call, nearly the line
+HINTS = 3  # the direction, the API, almost the line
 LONGEST = 400  # characters of an after-text
-QUESTIONS = 3  # to discuss, and as many answers
+QUESTIONS = 3  # to discuss, each with an answer
 
 
 def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
-    """What is wrong with these lessons, a line each."""
+    """The problems of these lessons, one line each."""
     found = [
         f"{lesson}: has TODOs and no grader/test_{lesson}.py"
         for lesson in exercises()
@@ -28,13 +28,13 @@ def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
     ]
     for lesson in [lesson for lesson in checked_lessons() if lesson in chosen]:
         about_checks = list(said(lesson))
-        if about_checks or not lessons.lacking(lesson):  # without its package it cannot be put to the judge
+        if about_checks or not lessons.lacking(lesson):  # without its package the judge cannot check it
             found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
     return found
 
 
 def unchecked(chosen: Collection[str]) -> list[str]:
-    """Lessons, of these, that cannot be put to the judge here, and what they need."""
+    """Which of these lessons cannot be checked here, and what they need."""
     return [
         f"{lesson} is not checked: {line}"
         for lesson in checked_lessons()
@@ -43,7 +43,7 @@ def unchecked(chosen: Collection[str]) -> list[str]:
 
 
 def said(lesson: str) -> Iterator[str]:
-    """TODOs and checks that lack each other, or lack words."""
+    """TODOs without a check, checks without a TODO, and missing texts."""
     checks = {check.todo.number: check.todo for check in checks_of(check_module(lesson))}
     for number in sorted(checks.keys() ^ titles(lesson).keys()):
         yield (
@@ -69,7 +69,7 @@ def said(lesson: str) -> Iterator[str]:
 
 
 def paragraphs(path: str) -> dict[str, list[int]]:
-    """Heading -> the numbers of its paragraphs, of a file of questions or answers."""
+    """Heading -> the numbers of its paragraphs, in a file of questions or answers."""
     _, *found = re.split(r"^## (.+)\n", (lessons.COURSE / path).read_text("utf-8"), flags=re.MULTILINE)
     return {
         name: [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
@@ -78,7 +78,7 @@ def paragraphs(path: str) -> dict[str, list[int]]:
 
 
 def starts(engine: Engine, lesson: str) -> Iterator[str]:
-    """TODOs that are right before anything was done."""
+    """TODOs that pass in the file as given."""
     with tempfile.TemporaryDirectory() as folder:
         for source in lessons.sources(lesson):
             path = Path(folder) / source.relative_to(lessons.source_root())
@@ -90,7 +90,7 @@ def starts(engine: Engine, lesson: str) -> Iterator[str]:
 
 
 def solutions(engine: Engine, lesson: str) -> Iterator[str]:
-    """TODOs whose reference solution does not pass."""
+    """TODOs whose reference solution fails."""
     for verdict in Judge(engine, lesson, str(lessons.source_root())).verdicts():
         if not verdict.passed:
             yield f"{lesson}/{verdict.todo}: the solution fails: {verdict.message}"

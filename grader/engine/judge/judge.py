@@ -1,16 +1,16 @@
-"""What a check file is written with, and how its verdicts are reached.
+"""How a check file is written, and how its verdicts are reached.
 
 A check file is `grader/test_<lesson>.py`. Each of its checks is a function of
 one argument, the student's code on ranks, that returns if the TODO is right and
 raises `Wrong` if not:
 
-    @todo(4, why="…", hints=("direction", "the API", "nearly the line"))
+    @todo(4, why="…", hints=("direction", "the API", "almost the line"))
     def test_todo4_samplers(student):
         for world in (2, 3):
             seen = student.call(samplers_on_rank, world=world)
             ...
 
-`pytest grader`, the command line, `watch`, a notebook's test cell: all ask the
+`pytest grader`, the command line, `watch` and a notebook's test cell all ask the
 same `Judge`.
 """
 
@@ -36,7 +36,7 @@ from grader.engine.walls import plain
 
 
 class Judge:
-    """The verdicts on one lesson of one student, in order. Each check runs at most once."""
+    """The verdicts on one student's lesson, in order. Each check runs at most once."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Judge:
         presumed: Collection[int] = (),
         passed: Passed | None = None,
     ) -> None:
-        """`presumed`: TODOs that are taken for right, and not checked. `passed`: those that others need and that have
-        passed as they are; what this judge finds is noted there.
+        """`presumed`: TODOs that are assumed to be right and not checked. `passed`: a store of TODOs that passed with
+        their current text; this judge adds what it finds.
         """
         self.lesson, self.passed = lesson, passed
         self.lacks = lessons.lacking(lesson)
@@ -60,10 +60,10 @@ class Judge:
         self.titles = lessons.titles(lesson)
         self.student: Student | None = None
         self.unreadable = ""
-        self.blamed: dict[int, Fault] = {}  # a crash met by another TODO's check
-        self.asked: set[int] = set()  # TODOs whose verdict was begun
-        self.broken: Fault | None = None  # the script is no Python
-        self.draws: dict[int, int] = {}  # TODO -> how often the numbers of its check were drawn, where more than once
+        self.blamed: dict[int, Fault] = {}  # a crash found by another TODO's check
+        self.asked: set[int] = set()  # TODOs whose verdict was started
+        self.broken: Fault | None = None  # the script is not valid Python
+        self.draws: dict[int, int] = {}  # TODO -> how often the numbers of its check were drawn, if more than once
         self.known: dict[int, Verdict] = {}
         for number in presumed:
             self.known[number] = self._say(number, "pass", None)
@@ -85,7 +85,7 @@ class Judge:
             yield self.verdict(number)
 
     def verdict(self, number: int) -> Verdict:
-        if number in self.asked and number not in self.known:  # asked again on the way: a cyclic dependency
+        if number in self.asked and number not in self.known:  # asked again while running: a cyclic dependency
             if number in self.blamed:
                 return self._failed(number, self.blamed[number])
             return self._say(number, "skipped", "prerequisite", "its check is still running")
@@ -97,11 +97,11 @@ class Judge:
         return self.known[number]
 
     def _is_there(self, need: int) -> bool:
-        """Whether a TODO that another one needs is right."""
+        """Whether a TODO that another TODO needs is right."""
         if self.passed and self.passed.by(need, self.texts_of(need)):
             return True
         found = self.verdict(need)
-        return found.passed or found.cause == "not_judged"  # which is not the fault of what needs it
+        return found.passed or found.cause == "not_judged"  # which is not the fault of the TODO that needs it
 
     def texts_of(self, number: int) -> list[str]:
         """What a verdict depends on: the TODO, the TODOs that it needs, and the code outside TODOs."""
@@ -136,7 +136,7 @@ class Judge:
         return self._say(number, "skipped", "not_judged", f"{NOT_JUDGED}: {why}")
 
     def _check(self, number: int) -> Verdict:
-        """The verdict on what the numbers of this draw show, in a first call and in a second one."""
+        """The verdict for the numbers of this draw, from a first and a second call."""
         about, student = self.checks[number].todo, self.student
         student.recent.clear()
         student.in_place = about.in_place
@@ -151,7 +151,7 @@ class Judge:
         return self._passed(number) if problem is None else self._judge(number, problem)
 
     def _second(self, number: int, second: Second) -> Wrong | Fault | None:
-        """What is wrong in the second call. If it fails in a process of its own, too, calls are not the cause."""
+        """The problem in the second call. If it also fails in a fresh process, repeated calls are not the cause."""
         problem = second.result()
         if not isinstance(problem, (Wrong, Fault, type(None))):
             raise problem
@@ -166,7 +166,7 @@ class Judge:
         return problem
 
     def _problem(self, number: int, student: Student) -> Wrong | Fault | None:
-        """What a check finds to be wrong."""
+        """The problem that a check finds, or None."""
         try:
             self.checks[number](student)
         except Wrong as problem:
@@ -192,7 +192,7 @@ class Judge:
             if owner == number:
                 break
             if owner in self.checks:
-                # The line belongs to another TODO. If that one is wrong, it is to blame, and this one cannot be
+                # The line belongs to another TODO. If that TODO is wrong, it is to blame, and this one cannot be
                 # judged.
                 self.blamed.setdefault(owner, problem)
                 if not self.verdict(owner).passed:
@@ -202,8 +202,8 @@ class Judge:
         return self._failed(number, problem)
 
     def returned(self, number: int, runs: list[Run], only: str = "") -> Fault | None:
-        """What a function returned against its signature while this TODO was checked: a check that breaks, breaks on
-        that, and of what is `None` it has nothing to tell.
+        """A function that broke its signature while this TODO was checked: a check that crashes usually crashes on such
+        a result, and its own message about `None` would not help.
         """
         for run in runs:
             for rank, told in sorted(run.strange.items()):
@@ -212,8 +212,8 @@ class Judge:
         return None
 
     def not_contiguous(self, number: int, runs: list[Run]) -> Fault | None:
-        """A collective of this TODO that NCCL refuses. gloo carries it out, or mixes up the numbers: so it is told of
-        what is right otherwise, and as a hint of what is not.
+        """A collective of this TODO that NCCL refuses; gloo accepts it, but may mix up the numbers. Reported if the
+        TODO is right otherwise, and as a hint if it is not.
         """
         loose = (
             (rank, event)
@@ -231,15 +231,15 @@ class Judge:
                     rank,
                     event["where"],
                     expected="contiguous tensors",
-                    seen="its numbers are not one after the other in memory",
+                    seen="its elements are not consecutive in memory",
                     callers=event["callers"],
-                    hint="A view may have gaps in memory, or its numbers in a different order; .contiguous() then"
+                    hint="A view may have gaps in memory, or a different order of elements; .contiguous() then"
                     " copies it.",
                 )
         return None
 
     def _say_broken(self, number: int) -> Verdict:
-        """The script does not compile: the TODO whose line it is reports that. If the line belongs to no TODO, none is
+        """The verdict if the script does not compile: the TODO that owns the line reports it. If no TODO does, none is
         blamed.
         """
         teller = self.owner(self.broken.where, of=regions.todo_to_blame)
@@ -265,8 +265,8 @@ class Judge:
         return self._say(number, "fail", cause, message, problem)
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
-        """The message, with the student's own line in place of one in a function that was given: the innermost that is
-        in a TODO, if possible in this one.
+        """The message, in which lines of given functions are replaced by the student's own line that led there: the
+        innermost line in a TODO, if possible in this one.
         """
         message, done = problem.message, 0
         for op in problem.told:
@@ -281,14 +281,14 @@ class Judge:
         return message
 
     def line_in_todo(self, number: int, lines: Sequence[Where | None]) -> Where | None:
-        """Of these lines, the innermost first, the first that is in this TODO; else in any."""
+        """The first of these lines (innermost first) that is in this TODO; else the first in any TODO."""
         owners = [self.owner(line) for line in lines]
         chosen = number if number in owners else next(filter(None, owners), None)
         return None if chosen is None else lines[owners.index(chosen)]
 
     def outside(self, given: bool) -> str:
-        """Lines outside all TODOs that are not the course's: those that were `given` and are changed or gone, or those
-        that were added. "" if there are none.
+        """Lines outside all TODOs that differ from the course's: `given` lines that were changed or removed, or else
+        lines that were added. "" if there are none.
         """
         found = [f"{unit} {change.text}" for unit, change in self._changes if change.given == given]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
@@ -296,7 +296,7 @@ class Judge:
 
     @functools.cached_property
     def _changes(self) -> list[tuple[str, regions.Change]]:
-        """What is not as it was given, with its place; a cell that is gone as one."""
+        """The changes to what was given, with their places; a deleted cell counts as one."""
         found = []
         for unit in self.student.units:
             if unit.source and not unit.text.strip():
@@ -308,7 +308,7 @@ class Judge:
         return found
 
     def in_words(self, words: str | None) -> str | None:
-        """A place in a notebook in words that its reader can find: cells show no numbers."""
+        """A place in a notebook in words that a reader can find: cells show no numbers."""
         return words and named_places(words, self.student.units if self.student else [])
 
     def _say(
@@ -354,7 +354,7 @@ class Judge:
         return None
 
     def place(self, number: int, problem: Wrong | Fault) -> str | None:
-        """Where a problem of TODO `number` lies: the line that failed, and the line of that TODO that led there."""
+        """The place of a problem of TODO `number`: the line that failed, and the line of that TODO that led there."""
         if not problem.where:
             return None
         owner = self.owner(problem.where)
@@ -372,14 +372,12 @@ class Judge:
 CHANGED = "lines that were given are changed or gone"
 SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
-NOT_JUDGED = "not judged, and without a mark: the check itself failed"
+NOT_JUDGED = "not judged and not marked: the check itself failed"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
 
 def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
-    """What keeps a script from being compiled: the file, the line, and what stands there. A notebook's cells break one
-    by one, on the ranks.
-    """
+    """Why a script does not compile: file, line and its text. A notebook's cells fail one by one, on the ranks."""
     for unit in [] if lessons.is_notebook(lesson) else units:
         try:
             with warnings.catch_warnings():
@@ -403,7 +401,7 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
 
 
 def not_understood(error: Exception) -> Fault:
-    """A check that broke, and its line that did."""
+    """A check that crashed, and the line that did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
     told = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
@@ -415,18 +413,18 @@ def check_module(lesson: str) -> ModuleType:
 
 
 def checks_of(module: ModuleType) -> list[Callable]:
-    """The checks of a check file, by their TODO's number."""
+    """The checks of a check file, by TODO number."""
     found = [value for value in vars(module).values() if isinstance(getattr(value, "todo", None), Todo)]
     return sorted(found, key=lambda check: check.todo.number)
 
 
 def needs_of(lesson: str) -> dict[int, set[int]]:
-    """TODO -> those that its check names as needed."""
+    """TODO -> the TODOs that its check needs."""
     return {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
 
 
 def needed(lesson: str, todo: int) -> set[int]:
-    """This TODO, and those without which it cannot be checked."""
+    """This TODO, and all that must be right before it can be checked."""
     needs, found = needs_of(lesson), {todo}
     while more := set().union(*(needs[number] for number in found)) - found:
         found |= more

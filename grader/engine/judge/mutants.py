@@ -1,10 +1,9 @@
-"""The grader graded: wrong answers that it must reject, right ones that it must accept.
+"""Grades the grader: it must reject wrong answers and accept right ones.
 
-`grader/mutants/<lesson>.py` holds two lists, WRONG and RIGHT, of `Answer`. Right ones are tried together, one to each
-TODO at a time: a student may mix them.
-Beside them each lesson is tried half done, in three ways: with those before k solved, k is not attempted; with all
-but k solved, k is not attempted; and with nothing but k solved and the TODOs that it needs, k is right: so no other
-one's absence can fail it.
+`grader/mutants/<lesson>.py` holds two lists of `Answer`, WRONG and RIGHT. Right answers are tried together, one for
+each TODO at a time: a student may mix them. In addition, each lesson is tried half done, in three ways: with those
+before k solved, k is not attempted; with all but k solved, k is not attempted; and with only k and the TODOs that it
+needs solved, k is right: so no other missing TODO can fail it.
 """
 
 import importlib
@@ -29,7 +28,7 @@ from grader.engine.ranks.engine import Engine
 
 @dataclass
 class Trial:
-    """One file put to the judge, and whether the judge was right."""
+    """One judged file, and whether the judge was right."""
 
     lesson: str
     kind: str
@@ -41,14 +40,14 @@ class Trial:
 
 
 def trials(engine: Engine, lesson: str, only: Collection[int] = (), seed: str = "") -> Iterator[Trial]:
-    """Every answer of the lesson, or to the TODOs in `only`."""
+    """Try every answer of the lesson, or those to the TODOs in `only`."""
     chosen = [number for number in lessons.titles(lesson) if not only or number in only]
     for kind in (half_done, wrong_answers, right_answers):
         yield from kind(engine, lesson, chosen, seed)
 
 
 def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
-    """The lesson with less done than all."""
+    """Try the lesson half done."""
     numbers = list(lessons.titles(lesson))
     for number in chosen:
         k, started = numbers.index(number), time.perf_counter()
@@ -63,15 +62,15 @@ def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = 
         name = f"all but TODO {number}"
         yield Trial(lesson, "all but one", number, name, right, first_failure([own]), since(started))
 
-        there, started = needed(lesson, number), time.perf_counter()  # of which the others were right with less done
+        there, started = needed(lesson, number), time.perf_counter()  # the others were right with fewer done
         own = judge_of(engine, lesson, solved(lesson, there), there - {number}, seed).verdict(number)
         name = f"TODO {number} and what it needs"
         yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), since(started))
 
 
 def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
-    """Each differs from the solution in one TODO. Those that it needs pass without it ("alone" shows that), so their
-    checks are not run once more.
+    """Try wrong answers: each differs from the solution in one TODO. The TODOs that it needs pass without it ("alone"
+    shows that), so their checks are not run again.
     """
     for answer in answers_to(lesson, chosen, "WRONG"):
         others = () if answer.edits else {*lessons.titles(lesson)} - {answer.todo}
@@ -83,7 +82,7 @@ def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: st
 
 
 def right_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
-    """In rounds, for each is tried with all that needs it."""
+    """Try right answers, in rounds: each is tried with all TODOs that need it."""
     for company in rounds(answers_to(lesson, chosen, "RIGHT")):
         yield from accepted(engine, lesson, company, seed)
 
@@ -93,7 +92,9 @@ def answers_to(lesson: str, chosen: Collection[int], kind: str) -> list[Answer]:
 
 
 def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
-    """Answers to different TODOs, which are tried together. One that edits the file elsewhere is tried alone."""
+    """Groups of answers to different TODOs that are tried together. An answer that edits the file elsewhere is tried
+    alone.
+    """
     yield from ([answer] for answer in answers if answer.edits)
     waiting = [answer for answer in answers if not answer.edits]
     while waiting:
@@ -106,8 +107,8 @@ def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
 
 
 def accepted(engine: Engine, lesson: str, company: list[Answer], seed: str = "") -> list[Trial]:
-    """Right answers, each to another TODO, and all that needs one of them. Where they do not fit together, each is
-    tried by itself.
+    """Try right answers, each to a different TODO, and all TODOs that need one of them. If they do not work together,
+    each is tried independently.
     """
     tried = set().union(*(dependents(lesson, answer.todo) for answer in company))
     others = () if any(answer.edits for answer in company) else {*lessons.titles(lesson)} - tried
@@ -125,7 +126,7 @@ def since(started: float) -> float:
 
 
 def dependents(lesson: str, todo: int) -> set[int]:
-    """This TODO, and those that cannot be checked without it."""
+    """This TODO, and all that cannot be checked without it."""
     needs, found = needs_of(lesson), {todo}
     while more := {number for number, needed in needs.items() if needed & found} - found:
         found |= more
@@ -135,7 +136,7 @@ def dependents(lesson: str, todo: int) -> set[int]:
 def judge_of(
     engine: Engine, lesson: str, texts: dict[Path, str], presumed: Collection[int] = (), seed: str = ""
 ) -> Judge:
-    """A judge of these files, as if they were the student's; the TODOs in `presumed` are taken for right."""
+    """A judge of these files, as if they were the student's; the TODOs in `presumed` are assumed to be right."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in texts.items():
             target = Path(folder) / path
@@ -153,8 +154,8 @@ def first_failure(seen: list[Verdict]) -> str:
 
 
 def run(chosen: dict[str, list[int]], seed: str = "") -> int:
-    """Try the answers to these TODOs of each lesson, or to all where there are none; print a table, totals last. 0 if
-    the judge was right about all of them.
+    """Try the answers to these TODOs of each lesson, by default to all; print a table, totals last. Returns 0 if the
+    judge was right about all of them.
     """
     console = Console(width=None if sys.stdout.isatty() else 180)
     table = Table(

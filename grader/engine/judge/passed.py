@@ -1,7 +1,8 @@
-"""Which TODOs have passed, and with which text: a check of TODO 8 does not repeat those of the seven that it needs.
+"""Which TODOs have passed, and with which text: a check of TODO 8 does not repeat the checks of the seven that it
+needs.
 
-Only where a student works: `check`, `watch`, and the cells of a notebook. What is asked for is always checked. Grading,
-pytest and the tests of the course know nothing of it.
+Used only where a student works: by `check`, `watch` and the cells of a notebook. A TODO that is asked for is always
+checked. Grading, pytest and the tests of the course do not use it.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ class Passed:
         self.lesson, self.about = lesson, [keeper.state(), backend.name]  # a check may have changed, too
 
     def by(self, number: int, texts: Sequence[str]) -> bool:
-        """Whether it has passed by just these texts."""
+        """Whether the TODO has passed with exactly these texts."""
         return self._read().get(f"{self.lesson}/{number}") == self._digest(texts)
 
     def note(self, number: int, texts: Sequence[str], passed: bool) -> None:

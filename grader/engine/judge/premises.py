@@ -1,7 +1,7 @@
-"""Premises of checks, tried with many seeds and without ranks.
+"""Tries the premises of checks with many seeds, without ranks.
 
-A check first proves that the wrong would differ, by what it has drawn and by its references; then it runs the student's
-code. Here it ends where that code would run.
+A check first proves, with its drawn numbers and its references, that wrong answers would give a different result; then
+it runs the student's code. Here it stops before that code would run.
 """
 
 import json
@@ -22,11 +22,11 @@ from grader.engine.ranks.engine import Engine
 
 
 class Launch(Exception):
-    """The student's code would run now."""
+    """Raised where the student's code would run."""
 
 
 class Rehearsal(Student):
-    """A student whose code never runs."""
+    """Stands in for a student; no code is run."""
 
     def call(self, *_, **__) -> NoReturn:
         raise Launch
@@ -34,8 +34,8 @@ class Rehearsal(Student):
     run = submit = call
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
-        """In this process, since a process for each takes most of the time. It gets the same inputs, and what it
-        returns is the same evidence.
+        """Runs in this process, since starting a process takes most of the time. It gets the same inputs and returns
+        the same evidence.
         """
         with torch.random.fork_rng(devices=[]):
             try:
@@ -45,7 +45,7 @@ class Rehearsal(Student):
 
 
 def as_evidence(value: Any) -> Any:
-    """What comes back of a reference that has a process of its own."""
+    """A value as it returns from a reference that runs in a process of its own."""
     if isinstance(value, dict):
         return {str(key): as_evidence(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -55,7 +55,7 @@ def as_evidence(value: Any) -> Any:
 
 @dataclass
 class Tried:
-    """What became of the premises of one lesson."""
+    """The results for the premises of one lesson."""
 
     lesson: str
     seeds: int = 0
@@ -71,11 +71,11 @@ class Tried:
 
 
 def tried(engine: Engine, lesson: str, seeds: Iterable[str]) -> Tried:
-    """The premises of each check of a lesson, with each seed."""
+    """Try the premises of each check of a lesson with each seed."""
     found, root = Tried(lesson), lessons.source_root()
     units, batch = lessons.units(lesson, root), lessons.batch_units(lesson, root)
     for seed in seeds:
-        of_students.SERIAL.clear()  # no run of the baseline serves another seed
+        of_students.SERIAL.clear()  # runs of the baseline are not reused for another seed
         found.seeds += 1
         for check in checks_of(check_module(lesson)):
             student = Rehearsal(engine, lesson, units, batch, seed)
@@ -86,7 +86,7 @@ def tried(engine: Engine, lesson: str, seeds: Iterable[str]) -> Tried:
 
 
 def rehearse(check: Callable, student: Student, found: Tried) -> str:
-    """Draw until the premises of this check hold. Why they cannot be tried, or hold in no draw; "" if they do."""
+    """Draw until the premises of this check hold. Returns "", or why they cannot be tried or hold in no draw."""
     why = ""
     for student.again in range(DRAWS):
         try:
@@ -106,7 +106,7 @@ def rehearse(check: Callable, student: Student, found: Tried) -> str:
 
 
 def trial(stems: list[str], seeds: list[str], say: Callable[[str], None]) -> bool:
-    """Try the premises of these lessons with each seed. Whether all hold."""
+    """Try the premises of these lessons with each seed. Returns whether all hold."""
     fine = True
     with Engine() as engine:
         for stem in stems:

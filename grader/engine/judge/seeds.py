@@ -1,8 +1,8 @@
-"""A right answer passes under every seed: the reference solutions, and other right answers, judged with drawn numbers.
+"""Verifies that reference solutions and other right answers pass with every seed.
 
-`check`, `watch` and CI draw with one seed; a class has a seed of its own, which decides what its checks draw. So these
-are tried: by `./workbook test --seeds N`, two new ones by `./workbook test --all`, and a class's own by `./workbook
-grade`, before it grades any submission.
+`check`, `watch` and CI draw with one seed; each class has its own. So seeds are tried: N of them by `./workbook test
+--seeds N`, two new ones by `./workbook test --all`, and a class's own by `./workbook grade`, before it grades any
+submission.
 """
 
 import secrets
@@ -13,7 +13,7 @@ from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons
 from grader.engine.ranks.engine import Engine
 
-TRIES = 3  # seeds that are drawn for a class, until one judges all references rightly
+TRIES = 3  # seeds drawn for a class, until all references pass with one
 
 
 def drawn() -> str:
@@ -21,20 +21,20 @@ def drawn() -> str:
 
 
 def failures(engine: Engine, lesson: str, seed: str) -> list[str]:
-    """TODOs whose reference solution does not pass with this seed, a line each."""
+    """TODOs whose reference solution fails with this seed, one line each."""
     judge = Judge(engine, lesson, str(lessons.source_root()), seed=seed)
     return [f"{lesson}/{v.todo}: {v.message}" for v in judge.verdicts() if not v.passed]
 
 
 def refused(engine: Engine, lesson: str, seed: str) -> Iterator[str]:
-    """Other right answers that are not accepted with this seed, a line each."""
+    """Other right answers that are rejected with this seed, one line each."""
     for trial in mutants.right_answers(engine, lesson, lessons.titles(lesson), seed):
         if not trial.right:
             yield f"{lesson}/{trial.todo}: the right answer “{trial.name}” is refused: {trial.seen}"
 
 
 def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, others: bool) -> bool:
-    """Judge these lessons' solutions with each seed, and if `others`, other right answers. Whether all pass."""
+    """Judge these lessons' solutions with each seed, and if `others`, other right answers. Returns whether all pass."""
     wrong: set[tuple[str, str]] = set()
     with Engine() as engine:
         for stem in stems:
@@ -55,7 +55,7 @@ def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, oth
 
 
 def fit_for_a_class(engine: Engine, stems: list[str], say: Callable[[str], None]) -> str:
-    """A drawn seed with which the reference solutions pass. Raises ValueError if they fail with all that were drawn."""
+    """A drawn seed with which the reference solutions pass. Raises ValueError if they fail with all drawn seeds."""
     for _ in range(TRIES):
         seed = drawn()
         failed = next((line for stem in stems for line in failures(engine, stem, seed)), "")

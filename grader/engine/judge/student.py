@@ -1,4 +1,4 @@
-"""A student's lesson as a check sees it: it is run on ranks, and beside it the serial reference."""
+"""A student's lesson as a check sees it: code to run on ranks, and the serial reference to compare with."""
 
 import ast
 import copy
@@ -27,14 +27,14 @@ IN_PLACE = "An operation with an underscore, or one such as `*=`, writes into th
 
 
 class Request(NamedTuple):
-    """A run that a check wants: of the student's code, or of the check's own reference. `how`: as a job's fields."""
+    """A run that a check wants: of the student's code, or of the check's own reference. `how`: fields of the job."""
 
     how: dict[str, Any]
     whole: bool = False  # the script as a whole, from its first line to its last
     reference: bool = False
 
     def like(self, other: "Request") -> bool:
-        """Whether another one differs in the inputs alone."""
+        """Whether another request differs only in its inputs."""
         return self._replace(how=self.how | {"inputs": None}) == other._replace(how=other.how | {"inputs": None})
 
 
@@ -46,40 +46,38 @@ class Student:
     ) -> None:
         self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
         self.module = f"grader.test_{lesson}"
-        self.again = 0  # times that the numbers of this check were drawn anew
+        self.again = 0  # how often the numbers of this check were redrawn
         self.seconds = 0.0  # spent on ranks
-        self.suspicions: list[str] = []  # of runs whose records contradict themselves
+        self.suspicions: list[str] = []  # about runs whose records contradict themselves
         self._runs: dict[str, Run] = {}
-        self.recent: list[Run] = []  # whose evidence the check that runs looks at
+        self.recent: list[Run] = []  # the runs whose evidence the current check reads
         self.premises = 0  # tried so far
-        self.in_place: Collection[str] = ()  # arguments that the TODO of this check may change
-        self.turn = ""  # of the check's two passes
+        self.in_place: Collection[str] = ()  # arguments that this check's TODO may change
+        self.turn = ""  # which of the check's two passes
         self.ask: Callable[[Request], Run] = self.launch
 
     def second(self) -> "Student":
-        """The same for the second pass of a check: with other numbers to draw."""
+        """The same student for the second pass of a check, which draws different numbers."""
         other = copy.copy(self)
         other.recent, other.turn = [], "/second call"
         return other
 
     def draw(self, *purpose: Any) -> random.Random:
-        """Numbers for a check to draw: for one purpose always the same, and where marks matter known to the instructor
-        alone.
-        """
+        """A generator of a check's numbers: the same for one purpose; for marks, known only to the instructor."""
         again = f"/again {self.again}" if self.again else ""
         return random.Random(f"{self.seed}/{self.lesson}/{purpose}{again}{self.turn}")
 
     def seeds(self, world: int) -> Private:
-        """A seed for each rank, from which it draws what the other ranks can only know if it tells them."""
+        """A seed for each rank, from which it draws what other ranks can learn only through messages."""
         return Private(self.draw("seeds", world).sample(range(1 << 40), world))
 
     def premise(self, holds: bool, wrong: str) -> None:
-        """What is drawn for a check must tell right from wrong, or the check says nothing of the student. That is shown
-        before the student's code runs: so it can be tried without it, with many seeds.
+        """Assert that the numbers drawn for a check tell right from wrong; otherwise the check proves nothing. This
+        comes before the student's code runs, so that it can be tried without that code, with many seeds.
 
         Raises:
-            BadDraw: it does not; `wrong` is the wrong answer that would pass.
-            Unjudged: the student's code has run.
+            BadDraw: they do not; `wrong` is the wrong answer that would pass.
+            Unjudged: the student's code has already run.
         """
         if self.recent:
             raise Unjudged("a premise of this check comes after the student's code has run")
@@ -98,21 +96,21 @@ class Student:
         common: bool = False,
         **inputs: Any,
     ) -> Run:
-        """`function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. What each
-        returned is the run's `evidence`, by rank.
+        """Call `function(code, rank=…, world=…, **inputs)` on each rank, where `code` is the student's module. The
+        returned values are the run's `evidence`, by rank.
 
         Args:
-            nodes: that the ranks pretend to be spread over.
-            gpus: a node, that they pretend to have.
+            nodes: how many nodes the ranks pretend to be spread over.
+            gpus: how many GPUs a node pretends to have.
             group: make the process group before the call. None: the code makes it, and runs as a script would.
             common: all ranks work in one folder, as for a checkpoint; else each in its own, which no other one sees.
             anywhere: what a script's function is given lies where it is to compute, so that may be a GPU.
 
-        Where the backend is NCCL, ranks that have a group are on GPUs: a notebook's, a script's as a whole, and those
-        that compute anywhere. A script's other functions are told that their device is the CPU, and ranks that pretend
-        are on CPUs, too.
+        With NCCL, ranks that have a group are on GPUs: those of notebooks and of whole scripts, and those that compute
+        anywhere. A script's other functions are told that their device is the CPU; ranks with pretended GPUs are also
+        on CPUs.
 
-        Raises the `Fault` that stopped it; its `events` tell how far the ranks came.
+        Raises the `Fault` that stopped it; its `events` show how far the ranks got.
         """
         talks = group is None or (group and (anywhere or lessons.is_notebook(self.lesson)))
         how = dict(world=world, nodes=nodes, gpus=gpus, group=bool(group), function=qualified(function), inputs=inputs)
@@ -161,7 +159,7 @@ class Student:
         return run
 
     def batch_files(self, number: int) -> list[lessons.Unit]:
-        """The batch files in which TODO `number` is to be right: one scheduler is enough, so those that were begun,
+        """The batch files in which TODO `number` must be right: one scheduler is enough, so those that were started,
         else all.
         """
         begun = [unit for unit in self.batch if regions.attempted(unit.source, unit.text, number)]
@@ -172,8 +170,8 @@ class Student:
         return begun or self.batch
 
     def submit(self, unit: lessons.Unit, nodes: int, again: bool = False) -> list[batch.Ranks]:
-        """What each node starts when a batch file runs as a job of 1 or 2 nodes, or as `again` a job of 2. Raises
-        `Wrong` if it stops before.
+        """What each node starts when a batch file runs as a job on 1 or 2 nodes, or as a second job (`again`) on 2.
+        Raises `Wrong` if it stops earlier.
         """
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
         key = (unit.name, unit.text, stand_ins.SITE.read_text("utf-8"))
@@ -216,12 +214,12 @@ class Student:
         return batch.started(seen)
 
     def told(self, name: str) -> str:
-        """A variable in the environment of what the last submitted file started; "" where there is none."""
+        """A variable in the environment of the processes that the last submitted file started; "" if it is not set."""
         return self.starts[0]["env"].get(name, "")
 
     def launch(self, wanted: Request, second: Request | None = None) -> Run:
-        """One run serves every check that asks for the same. `second`: of a second call in the processes of the
-        first.
+        """Run a request; all checks with the same request use one run. `second`: return the second call in the same
+        processes.
         """
         if wanted.reference:
             return self._reference(wanted.how, second and second.how)
@@ -231,7 +229,7 @@ class Student:
         return self._runs[key]
 
     def serial(self, argv: list[str], files: dict[str, str]) -> Run:
-        """The same with the baseline on one process: what the parallel run must equal."""
+        """The same run of the baseline on one process, which the parallel run must equal."""
         source = lessons.source_path(lessons.BASELINE).read_text("utf-8")
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
@@ -242,12 +240,12 @@ class Student:
         return SERIAL[key]
 
     def reference(self, function: Callable, **inputs: Any) -> Any:
-        """`function(**inputs)` of the check file in a process of its own, without the student's code."""
+        """Call `function(**inputs)` of the check file in a process of its own, without the student's code."""
         how = dict(world=1, group=False, function=qualified(function), inputs=inputs)
         return self.ask(Request(how, reference=True)).evidence[0]
 
     def _reference(self, how: dict[str, Any], second: dict[str, Any] | None) -> Run:
-        """As `launch`; both calls are pure, so each is also known alone."""
+        """Like `launch`; both calls are pure, so each is also cached alone."""
         keys = [json.dumps([call["function"], call["inputs"]]) for call in (how, second) if call]
         left = [call for key, call in zip(keys, (how, second)) if key not in SERIAL]
         if left:
@@ -262,11 +260,11 @@ class Student:
         began = time.perf_counter()
         try:
             run = (engine or self.engine).run(Job(units, self.module, **how))
-        except Exception as error:  # a student's faults are in the run
+        except Exception as error:  # a student's faults are recorded in the run
             machines = isinstance(error, (OSError, RuntimeError, Unjudged)) and not isinstance(error, RecursionError)
             if machines or not units:
                 raise Unjudged(f"{type(error).__name__}: {error}") from error
-            # What a stranger's code has left chokes the one who reads it: that is a verdict, and no failure of ours.
+            # Evidence left by a stranger's code makes its reader fail: that is a verdict, not a failure of the grader.
             raise Fault("crash", f"what the ranks left cannot be read ({type(error).__name__})", None) from error
         finally:
             self.seconds += time.perf_counter() - began
@@ -280,20 +278,22 @@ class Student:
 
 
 def qualified(function: Callable) -> str:
-    """What a rank finds it by."""
+    """The name by which a rank finds the function."""
     return f"{function.__module__}:{function.__name__}"
 
 
 def batch_line(unit: lessons.Unit, said: str) -> Where:
-    """The line of a batch file that failed: the one that bash names, else where it launches, which is its last TODO."""
+    """The line of a batch file that failed: the one that bash names, else the line that launches, which is its last
+    TODO.
+    """
     named = re.findall(re.escape(unit.name) + r": line (\d+):", said)
     last = max((lines[0].start for lines in regions.locate(unit.source, unit.text).values()), default=1)
     return [unit.name, int(named[-1]) if named else last, ""]
 
 
-SERIAL: dict[str, Run] = {}  # serial runs by their content: they serve every check of every student
-# What batch files start, by what they say: a saved script does not change it. In a class no submission learns it from
-# another one's.
+SERIAL: dict[str, Run] = {}  # serial runs by content: shared by every check of every student
+# What batch files start, by their content: saving the script does not change it. In a class, submissions do not share
+# it.
 SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
 
 
@@ -301,7 +301,7 @@ CELL = re.compile(r"notebooks/\w+\.ipynb, cell \d+(?:, line (\d+))?(?: \(TODO \d
 
 
 def named_places(words: str, units: list[lessons.Unit]) -> str:
-    """Places in a notebook by function and TODO, with the line quoted: JupyterLab numbers no cells."""
+    """Rename places in a notebook by function and TODO, with the line quoted: JupyterLab does not number cells."""
 
     def in_words(found: re.Match) -> str:
         unit = next((unit for unit in units if found[0].split(", line ")[0].split(" (TODO")[0] == unit.name), None)
@@ -319,20 +319,20 @@ def named_places(words: str, units: list[lessons.Unit]) -> str:
 
 
 def function_at(text: str, line: int) -> str:
-    """The function, or method of a class, whose lines hold this one; "" if none does."""
+    """The function, or method of a class, that contains this line; "" if none does."""
     try:
         tree = ast.parse(text)
     except lessons.NO_PYTHON:
         return ""
     names = []
-    for node in ast.walk(tree):  # from the outside in
+    for node in ast.walk(tree):  # from the outermost inwards
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= line <= node.end_lineno:
             names.append(node.name)
     return ".".join(names)
 
 
 def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
-    """A function that is missing because its cell broke: the cell is the cause."""
+    """If a function is missing because its cell failed, blame the cell."""
     fault = run.fault
     missing = re.search(r"module 'student' has no attribute '(\w+)'", fault.message)
     if fault.cause == "crash" and fault.where is None and missing and run.broken:

@@ -1,11 +1,11 @@
-"""A check walks twice, in lock step: its second pass has numbers of its own, and calls the student's functions in the
-rank processes of the first.
+"""Runs each check twice, in lock step: the second pass has its own numbers, and calls the student's functions in the
+same rank processes as the first.
 
 A global, a default argument, a class or a cached group keeps what the first call left there. A function that is called
-once a process never shows it, and in training each is called at every step.
+once per process never shows this, but in training each function is called at every step.
 
-The second pass has a thread of its own, but never runs beside the first: it goes on when the first one has come to its
-next request, and stops at its own. If both want the same function on the same ranks, one launch serves them.
+The second pass has its own thread, but never runs concurrently with the first: it continues when the first has reached
+its next request, and stops at its own next one. If both want the same function on the same ranks, they use one launch.
 """
 
 import random
@@ -19,21 +19,21 @@ from grader.engine.judge.verdict import BadDraw
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.run import Run
 
-TRIES = 5  # of the second pass's numbers, until some tell right from wrong
+TRIES = 5  # draws of the second pass's numbers, until some tell right from wrong
 KEPT = (
-    "With these numbers it is right in a process of its own, so it is something that the first call has left: in a"
+    "With these numbers it is right in a fresh process, so the cause is something that the first call left: in a"
     " global, a default argument, an attribute of a class or module, a group or a buffer that was made once."
 )
 
 
 class Ended(BaseException):
-    """The second pass has nothing more to ask for, or its result is no longer needed."""
+    """Ends the second pass: its result is no longer needed."""
 
 
 class Second:
-    """The second pass of a check. `check` says what is wrong with a student, or None.
+    """The second pass of a check. `check` returns what is wrong with a student, or None.
 
-    Where the two want different ranks, each run is launched alone.
+    If the two passes want different ranks, each run is launched alone.
     """
 
     def __init__(self, student: Student, check: Callable[[Student], Exception | None]) -> None:
@@ -41,7 +41,7 @@ class Second:
         self.student.ask = self.wait_for
         self.problem: Exception | None = None
         self.wanted: Request | None = None
-        self.answer: Run | Exception | None = None  # None: it is still to be launched
+        self.answer: Run | Exception | None = None  # None: not launched yet
         self.asked = self.over = self.dropped = False
         self.goes_on, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self.walk, daemon=True)
@@ -66,7 +66,7 @@ class Second:
             self.stopped.release()
 
     def wait_for(self, wanted: Request) -> Run:
-        """In the second pass: stop until there is an answer."""
+        """Called by the second pass: wait until there is an answer."""
         if wanted.whole:
             raise Ended
         self.wanted, self.answer, self.asked = wanted, None, self.asked or not wanted.reference
@@ -79,7 +79,7 @@ class Second:
         return self.answer
 
     def go_on(self) -> None:
-        """In the first pass: let the second walk to its next request, or to its end."""
+        """Called by the first pass: let the second run to its next request, or to its end."""
         if self.over:
             return
         if not self.thread.is_alive():
@@ -96,12 +96,12 @@ class Second:
         torch.set_rng_state(drawn[1])
 
     def beside(self, wanted: Request) -> Run:
-        """In the first pass: what it wants, with what the second pass wants if the same launch can serve it."""
+        """Called by the first pass: its request, combined with the second pass's if one launch can serve both."""
         if wanted.whole:
             return self.first.launch(wanted)
         if not self.waits:
             self.go_on()
-        while self.waits and self.wanted.reference and not wanted.reference:  # it has drawn anew
+        while self.waits and self.wanted.reference and not wanted.reference:  # it has redrawn its numbers
             self.go_on()
         if not self.waits or not wanted.like(self.wanted):
             return self.first.launch(wanted)
@@ -111,11 +111,11 @@ class Second:
 
     @property
     def waits(self) -> bool:
-        """Whether the second pass wants something that is not launched yet."""
+        """Whether the second pass has a request that is not launched yet."""
         return self.wanted is not None and self.answer is None and not self.over
 
     def result(self) -> Exception | None:
-        """After the first pass: what is wrong with the rest of the second."""
+        """Called after the first pass: what is wrong in the rest of the second."""
         while not self.over:
             self.go_on()
         return self.problem

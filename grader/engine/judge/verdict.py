@@ -1,4 +1,4 @@
-"""What a check file declares and raises, and the verdict that follows from it."""
+"""What a check file declares and raises, and the resulting verdict."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -15,9 +15,9 @@ class BadDraw(Unjudged):
 
 
 class Wrong(Exception):
-    """The code ran, and did the wrong thing. `expected` and `seen` in a few words each."""
+    """The code ran and did the wrong thing. `expected` and `seen` are a few words each."""
 
-    # What a `Fault` knows besides.
+    # What a `Fault` has in addition.
     cause, where, also, callers, told = "wrong_value", None, (), (), ()
 
     def __init__(
@@ -26,12 +26,13 @@ class Wrong(Exception):
         super().__init__(message)
         self.message, self.rank = message, rank
         self.expected, self.seen = apart(expected, seen)
-        self.hint = hint  # for this failure; the TODO's own come after it
+        self.hint = hint  # for this failure; the TODO's own hints come after it
 
 
 def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
-    """Two numbers with enough digits to differ; of two tensors or lists of numbers, of equal length, those where
-    they differ most; of long lists of names, those that only one of them has. Anything else as it is.
+    """Two values shortened so that they visibly differ: numbers with enough digits; of tensors or lists of numbers of
+    equal length, the elements where they differ most; of long lists of names, the names that only one has. Anything
+    else as it is.
     """
     if is_number(expected) and is_number(seen):
         whole = isinstance(expected, int) and isinstance(seen, int)
@@ -50,7 +51,7 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     return told or (described(expected), described(seen))
 
 
-SHOWN = 6  # numbers of a tensor, names of a list
+SHOWN = 6  # shown numbers of a tensor, or names of a list
 
 
 def is_number(value: Any) -> bool:
@@ -63,7 +64,7 @@ def are_names(value: Any) -> bool:
 
 def names_apart(expected: Collection[str], seen: Collection[str]) -> tuple[Any, Any]:
     missing, more = sorted(set(expected) - set(seen)), sorted(set(seen) - set(expected))
-    if not missing and not more:  # another order, say
+    if not missing and not more:  # e.g. the same names in a different order
         return expected, seen
     told = f"{len(expected)} names" + (f", with {some(missing)}" if missing else f", without {some(more)}")
     return told, f"{len(seen)} names" + (f", without {some(missing)}" if missing else f", with {some(more)}")
@@ -79,7 +80,7 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def described(value: Any) -> Any:
-    """A tensor, or a long list of numbers, by its size and first numbers; anything else as it is."""
+    """A tensor, or a long list of numbers, as its size and first numbers; anything else as it is."""
     numbers = flat(value)
     if numbers is None or (isinstance(value, (list, tuple)) and len(value) <= SHOWN):
         return value
@@ -88,7 +89,7 @@ def described(value: Any) -> Any:
 
 
 def flat(value: Any) -> list[float] | None:
-    """The numbers of a tensor, or of a list of floats; None of anything else."""
+    """The numbers of a tensor, or of a list of floats; None for anything else."""
     if hasattr(value, "detach"):
         value = value.detach().flatten().tolist()
     elif not isinstance(value, (list, tuple)) or not any(isinstance(number, float) for number in value):
@@ -97,7 +98,7 @@ def flat(value: Any) -> list[float] | None:
 
 
 def in_digits(expected: list[float], seen: list[float]) -> tuple[str, str] | None:
-    """Both in words that differ; None if there are none."""
+    """Both numbers with enough digits to differ; None if no number of digits suffices."""
     for digits in range(5, 18):
         a, b = (", ".join(f"{float(n):.{digits}g}" for n in numbers) for numbers in (expected, seen))
         if a != b:
@@ -115,8 +116,8 @@ def expect(
 
 @contextmanager
 def hinted(hint: str, cause: str = "") -> Iterator[None]:
-    """Failures in here get this hint, then the TODO's own hints: its first one is about a different part of the TODO.
-    With a `cause`, such as "hang", only those failures do.
+    """Failures in this block get this hint before the TODO's own hints, whose first is about a different part of the
+    TODO. With a `cause`, such as "hang", only such failures do.
     """
     try:
         yield
@@ -128,7 +129,7 @@ def hinted(hint: str, cause: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Todo:
-    """The texts of one TODO in a check file. Its title is in the lesson's source."""
+    """A check's declaration of its TODO. The title is in the lesson's source."""
 
     number: int
     why: str
@@ -155,9 +156,9 @@ def todo(
 ) -> Callable:
     """Mark a function as the check of a TODO.
 
-    `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from the first word read to
-    the verdict. `further`: the lesson's main thread does without it. `in_place`: arguments that the student's functions
-    may change, by name. `once`: why this check cannot bear a second call in one process.
+    `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from reading the task to the
+    verdict. `further`: the lesson's main thread does not need it. `in_place`: names of arguments that the student's
+    functions may change. `once`: why this check cannot be called twice in one process.
     """
 
     def mark(check: Callable) -> Callable:
@@ -177,7 +178,7 @@ class Verdict:
     status: str  # pass | fail | skipped
     # null | not_attempted | crash | wrong_value | mismatch | hang | lines_outside: given lines are changed or gone
     # | prerequisite | not_installed | no_python
-    # | not_judged: no draw of its numbers tells right from wrong, so there is no mark
+    # not_judged: no draw of its numbers tells right from wrong, so there is no mark
     cause: str | None
     points: int
     max_points: int
@@ -186,7 +187,7 @@ class Verdict:
     seen: str | None = None
     why: str = ""
     hint: str = ""
-    hints_seen: int = 1  # steps of the TODO's own hint that this verdict shows
+    hints_seen: int = 1  # how many of the TODO's own hints this verdict shows
     rank: int | None = None
     where: str | None = None
 
@@ -196,7 +197,7 @@ class Verdict:
 
     def as_dict(self) -> dict:
         told = asdict(self)
-        del told["hints_seen"]  # the course's own bookkeeping
+        del told["hints_seen"]  # internal bookkeeping
         return told
 
 

@@ -1,11 +1,11 @@
-"""A verdict in words."""
+"""Formats a verdict as text."""
 
 import textwrap
 from collections.abc import Iterator
 
 from grader.engine.judge.verdict import Verdict
 
-MARK = {"pass": "✓", "fail": "✗", "skipped": "–"}  # a TODO that was not begun has a dot
+MARK = {"pass": "✓", "fail": "✗", "skipped": "–"}  # a TODO that was not started has a dot
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
@@ -15,7 +15,7 @@ def heading(verdict: Verdict) -> str:
 
 
 def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """What is wrong, where, why it matters and what to try: a name and a text each."""
+    """Pairs of a name and a text: what is wrong, where, why it matters, what to try."""
     if verdict.cause not in ("not_attempted", "prerequisite", None):
         for name in ("expected", "seen", "where"):
             if value := getattr(verdict, name):
@@ -23,7 +23,7 @@ def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.status == "fail":
         yield "why", verdict.why
         command = f"./workbook hint {verdict.lesson}/{verdict.todo}"
-        # The text of the TODO is enough to start, so there is no hint before the first try.
+        # The text of the TODO is enough to start with, so there is no hint before the first try.
         yield (
             "hint",
             (f"for a hint: {command}" if verdict.cause == "not_attempted" else f"{verdict.hint}  (more: {command})"),
@@ -31,13 +31,13 @@ def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def story(verdict: Verdict) -> str:
-    """A failure in plain text, a line each."""
+    """A failure in plain text, several lines."""
     lines = [f"{verdict.lesson}/{verdict.todo} {verdict.title}: {verdict.message}"]
     return "\n".join(lines + [f"  {name:9}{value}" for name, value in details(verdict)])
 
 
 def page(verdict: Verdict, width: int = 100) -> str:
-    """A failure as a notebook shows it: wrapped, the names in a column, in a terminal's colours."""
+    """A failure as a notebook shows it: wrapped, with the names in a column, in terminal colours."""
     lines = [f"{BOLD}{RED}{heading(verdict)}{PLAIN}", *textwrap.wrap(verdict.message, width), ""]
     for name, value in details(verdict):
         first, *others = textwrap.wrap(value, width - 10) or [""]

@@ -1,14 +1,14 @@
 """The backend of a run's ranks: gloo on CPUs, or NCCL on this machine's GPUs.
 
-Here is the choice, and its words. What a rank with a GPU does is in `on_gpu.py`, what the walls leave open for it in
-`walls/sandbox.py`. Nothing here starts CUDA, which no process can do and then fork.
+This module makes the choice and words it. What a rank with a GPU does is in `on_gpu.py`, what the walls leave open for
+it in `walls/sandbox.py`. Nothing here starts CUDA, since a process with CUDA cannot fork.
 """
 
 from dataclasses import dataclass
 
 WISHES = ("auto", "gloo", "nccl")
-SHARES = (2, 30)  # from this NCCL on several ranks may have one GPU: NCCL_MULTI_RANK_GPU_ENABLE
-RANKS_A_GPU = 8  # that may then share it: as many as the largest run of any check has
+SHARES = (2, 30)  # from this NCCL on, several ranks may use one GPU: NCCL_MULTI_RANK_GPU_ENABLE
+RANKS_A_GPU = 8  # how many may then share it: as many as the largest run of any check
 
 
 class NoBackend(ValueError):
@@ -20,8 +20,8 @@ class Backend:
     """The backends that the runs of an engine may use.
 
     Args:
-        gpus: as CUDA_VISIBLE_DEVICES names them; none, and all runs use gloo.
-        nccl: its version.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty: all runs use gloo.
+        nccl: version of NCCL.
         strict: refuse a run that NCCL cannot do.
     """
 
@@ -31,7 +31,7 @@ class Backend:
 
     @property
     def most(self) -> int:
-        """Ranks of the largest run with NCCL."""
+        """The most ranks that a run with NCCL can have."""
         return len(self.gpus) * (RANKS_A_GPU if self.shares else 1)
 
     @property
@@ -44,7 +44,7 @@ class Backend:
         return "nccl" if self.gpus else "gloo"
 
     def devices(self, world: int) -> list[str]:
-        """The GPU of each rank of such a run; none if it uses gloo. Raises NoBackend where it may not be."""
+        """The GPU of each rank of such a run; empty if it uses gloo. Raises NoBackend if `strict` forbids that."""
         if world <= self.most:
             return [self.gpus[rank % len(self.gpus)] for rank in range(world)]
         if self.strict:
@@ -52,12 +52,12 @@ class Backend:
         return []
 
     def limit(self) -> str:
-        """How many ranks NCCL can have here, and what would let it have more."""
+        """How many ranks NCCL can have here, and what would allow more, in words."""
         here = f"NCCL {dotted(self.nccl)} can have {self.most} here, {RANKS_A_GPU if self.shares else 1} a GPU"
         return here if self.shares else f"{here}. {remedy()}"
 
     def story(self) -> str:
-        """Which backend it is, in one line; "" where there is no choice and so nothing to say."""
+        """The chosen backend, in one line; "" if there is no choice."""
         if not self.gpus:
             return ""
         on = f"NCCL {dotted(self.nccl)}, on {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}"
@@ -71,7 +71,7 @@ GLOO = Backend()
 
 
 def choose(wish: str) -> Backend:
-    """The backend for a wish. Raises NoBackend where it cannot be had."""
+    """The backend for a request. Raises NoBackend if it is not available."""
     if wish not in WISHES:
         raise NoBackend(f"--backend {wish}: must be auto, gloo or nccl")
     if wish == "gloo":
@@ -86,7 +86,7 @@ def choose(wish: str) -> Backend:
 
 
 def for_a_class(wish: str) -> Backend:
-    """All submissions of a class are graded by one backend, so NCCL is chosen only if it can make every run."""
+    """All submissions of a class are graded with one backend, so NCCL is chosen only if it can do every run."""
     chosen = choose(wish)
     if chosen.most >= RANKS_A_GPU or not chosen.gpus:
         return chosen
@@ -105,7 +105,7 @@ def lacking() -> str:
 
     if not (torch.cuda._is_compiled() and dist.is_nccl_available()):
         return f"this torch ({torch.__version__}) has no NCCL; a torch for CUDA has (https://pytorch.org/get-started)"
-    if not torch.cuda.device_count():  # asks the driver's own library (NVML), which starts nothing
+    if not torch.cuda.device_count():  # asks NVML, which does not start CUDA
         return "torch sees no GPU here (nvidia-smi and CUDA_VISIBLE_DEVICES say which there are)"
     return ""
 

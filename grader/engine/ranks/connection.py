@@ -1,6 +1,6 @@
-"""The judge's connection to a fork-server: it starts one, asks it, hears it, and leaves nothing of it running.
+"""The judge's connection to a fork-server: starts it, talks to it, and leaves nothing of it running.
 
-The other end is `server.py`, whose docstring has the messages.
+The other end is `server.py`, whose docstring lists the messages.
 """
 
 import json
@@ -20,8 +20,8 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.walls import sandbox
 
-ANSWERS = 30.0  # seconds in which a server that is ready answers, unless the machine is busy
-BUSY = 10  # times that long: then it never will
+ANSWERS = 30.0  # seconds within which a ready server answers, unless the machine is busy
+BUSY = 10  # times that long: after that, it never will
 
 
 class ServerGone(RuntimeError):
@@ -29,15 +29,15 @@ class ServerGone(RuntimeError):
 
 
 class Connection:
-    """To one fork-server, which it starts when it is needed and ends by `close`.
+    """A connection to one fork-server, which is started when needed and ended by `close`.
 
     Args:
-        outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox
-        guards: with these walls
-        course: and see this course.
-        packages: what both servers have loaded, beside what all need.
-        lesson: whose answers, and later ones', the sandbox does not show.
-        kept: use the server of an earlier command, or leave one to the next, where that is wanted (see `keeper`).
+        outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox.
+        guards: the walls of that sandbox.
+        course: the course that is visible inside.
+        packages: loaded by both servers in addition to what all lessons need.
+        lesson: answers of this lesson and later ones are not visible in the sandbox.
+        kept: use the server of an earlier command, or leave one to the next, if that is wanted (see `keeper`).
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Connection:
         self.process: subprocess.Popen | None = None
         self.sandbox: sandbox.Sandbox | None = None
         self.middle = 0  # the process that holds the sandboxed server
-        self.until = math.inf  # time.monotonic() when the time of what runs in the sandbox is up
+        self.until = math.inf  # time.monotonic() at which the time for the sandbox is up
 
     def start(self, gpus: bool = False) -> None:
         """Start the fork-server, if it is not up; does not wait until it is ready.
 
         Args:
-            gpus: whether a sandbox that is made now leaves GPUs in reach.
+            gpus: whether the GPUs are accessible in a sandbox that is made now.
         """
         if self.sandbox or (self.process and self.process.poll() is None) or (self.kept and self.socket):
             return
@@ -78,7 +78,7 @@ class Connection:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            # No GPU for the server: CUDA does not survive a fork. A rank that is to have one sets this anew.
+            # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
             "CUDA_VISIBLE_DEVICES": "",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
@@ -112,7 +112,7 @@ class Connection:
         )
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):
-            pass  # news of its own ranks
+            pass  # messages about its own ranks
         self.middle = answer["entered"]
 
     def await_ready(self) -> None:
@@ -123,12 +123,12 @@ class Connection:
 
     def close(self) -> None:
         if self.kept and self.socket:
-            self.socket.close()  # the child that attends to us kills what still runs, and ends; its parent stays
+            self.socket.close()  # the child that serves us kills what still runs, and ends; its parent stays
             self.socket = None
         if self.sandbox:
             self.socket.close()
             self.sandbox.end()
-            for process in self.inside():  # without bubblewrap there is no process whose end is the end of all
+            for process in self.inside():  # without bubblewrap there is no process whose end ends all others
                 with suppress(psutil.Error):
                     process.kill()
             self.sandbox.remove()
@@ -143,7 +143,7 @@ class Connection:
             self.process = None
 
     def stopped(self) -> bool:
-        """Whether the server was sent SIGSTOP, as far as we know which process it is."""
+        """Whether the server was stopped by SIGSTOP, if we know its process id."""
         for pid in filter(None, (self.process and self.process.pid, self.middle)):
             with suppress(psutil.Error):
                 if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
@@ -151,7 +151,7 @@ class Connection:
         return False
 
     def inside(self) -> list[psutil.Process]:
-        """All processes of the sandbox."""
+        """All processes in the sandbox."""
         found = []
         for pid in (self.middle, self.sandbox.first):
             with suppress(psutil.Error):
@@ -159,7 +159,7 @@ class Connection:
         return found
 
     def ask(self, lines: Sequence[socket.socket] = (), **message: Any) -> None:
-        """Send the server a message, and the ranks' ends of their lines with it."""
+        """Send the server a message, together with the ranks' ends of their connections."""
         try:
             if lines:
                 socket.send_fds(self.socket, [b" "], [line.fileno() for line in lines])

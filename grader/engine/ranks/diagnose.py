@@ -1,10 +1,10 @@
 """From the ranks' events to a diagnosis: what went wrong, on which rank, at which line.
 
-Pure logic, no process and no clock. The k-th collective that each rank of a
-group issues is one call of the group: its signatures must agree, or it is a
-mismatch. A rank inside a wait is stuck when its call lacks a member that is
-gone or stuck itself. When every living rank is stuck, nothing can ever move
-again: that is a deadlock, known at once.
+Pure logic, without processes or clocks. The k-th collective that each rank of a
+group issues is one call of the group: the signatures must agree, otherwise it is
+a mismatch. A rank inside a wait is stuck if its call lacks a member that is gone
+or stuck itself. When every living rank is stuck, nothing can ever move again:
+that is a deadlock, detected at once.
 """
 
 from collections import defaultdict
@@ -35,19 +35,19 @@ class Fault(Exception):
         self.expected, self.seen = expected, seen
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
-        self.hint = hint  # for this failure; the TODO's own come after it
+        self.hint = hint  # for this failure; the TODO's own hints come after it
         self.told = told  # calls that the message names with their lines, in order
-        self.events: list[list[dict]] = []  # what each rank did until then
+        self.events: list[list[dict]] = []  # the events of each rank up to then
 
 
 class Unjudged(RuntimeError):
-    """The machine or the check, not the student, is why there is no verdict: and so no zero."""
+    """There is no verdict, because of the machine or the check, not the student: so no zero marks, either."""
 
     def __str__(self) -> str:
         return f"no verdict, for a reason outside the code: {super().__str__()}"
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows."""
+        """Shown by a notebook instead of a traceback."""
         return [str(self)]
 
 
@@ -57,7 +57,7 @@ class Op:
 
     rank: int
     event: dict
-    index: int  # the how-manieth of its group (or of its pair of ranks) on this rank
+    index: int  # its index among the calls of its group (or its pair of ranks) on this rank
 
     @property
     def where(self) -> Where | None:
@@ -78,7 +78,7 @@ class Op:
 
     @property
     def line(self) -> str:
-        """Where it was called, in words."""
+        """The place of the call, in words."""
         calls = "".join(
             f", called at {place([unit, line, name]) if ', cell ' in unit else f'line {line}'}"
             for unit, line, name in self.callers[-1:]
@@ -91,12 +91,12 @@ class Op:
 
     @property
     def function(self) -> str:
-        """The student's function that was called from code that is not the student's."""
+        """The outermost function of the student's code; "<module>" in a script."""
         return (self.callers or [self.where])[-1][2]
 
     def beyond(self, other: "Op") -> str:
-        """If this call is the check's own and the other is not, what this rank has done, which the other has not: the
-        check calls the same on all ranks, in the same order. Else nothing.
+        """If this call is the check's own and the other is not: what this rank has already done and the other has not,
+        since the check makes the same calls on all ranks, in the same order. Otherwise "".
         """
         if not self.event.get("ours") or not other.where:
             return ""
@@ -106,33 +106,33 @@ class Op:
 
 @dataclass
 class RankState:
-    """What the events of one rank add up to."""
+    """The state of one rank, from its events."""
 
     ops: list[Op] = field(default_factory=list)
-    complete: int = 0  # so many of them, the first, lack no rank: and never will again
+    complete: int = 0  # so many calls, from the first on, no longer lack a rank
     waiting: bool = False
-    waits_for: Op | None = None  # the message, where it is one
-    messages: dict[int, Op] = field(default_factory=dict)  # by their number
-    from_anybody: dict[int, dict] = field(default_factory=dict)  # receives whose sender is not known yet
+    waits_for: Op | None = None  # the message, if the wait is for one
+    messages: dict[int, Op] = field(default_factory=dict)  # by number
+    from_anybody: dict[int, dict] = field(default_factory=dict)  # receives whose sender is not yet known
     gone: str | None = None  # how it ended, in words
-    last: Where | None = None  # the last line of the student's code that an event named
+    last: Where | None = None  # the last line of the student's code in an event
 
 
 class Diagnosis:
-    """Takes the events of all ranks in the order they arrive; says what is wrong as soon as it is certain."""
+    """Takes the events of all ranks in order of arrival; says what is wrong as soon as it is certain."""
 
     def __init__(self, world: int) -> None:
         self.ranks = [RankState() for _ in range(world)]
         self.calls: dict[str, list[list[Op]]] = defaultdict(lambda: [[] for _ in range(world)])
         self.pairs: dict[tuple, dict[str, list[Op]]] = defaultdict(lambda: {"send": [], "recv": []})
         self.joined: dict[int, int] = {}
-        self.parted: tuple[str, int] | None = None  # group and number of the first call in which ranks differ
+        self.parted: tuple[str, int] | None = None  # group and index of the first call in which ranks differ
 
     def add(self, rank: int, event: dict) -> Fault | None:
-        """One event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
+        """Add an event of one rank. Returns a mismatch if this event proves one; see also `parted`."""
         state = self.ranks[rank]
         state.last = event.get("where") or state.last
-        aside = event.get("aside")  # what another thread waits for keeps no rank from going on
+        aside = event.get("aside")  # a wait in another thread does not stop the rank
         if event["e"] in ("wait", "done"):
             if not aside:
                 state.waiting = event["e"] == "wait"
@@ -154,7 +154,7 @@ class Diagnosis:
     def join(self, rank: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], rank)
         if other != rank:
-            wrong = other if rank == event["rank"] else rank  # whichever came first, one of them may be right
+            wrong = other if rank == event["rank"] else rank  # whichever came first, either may be right
             return Fault(
                 "mismatch",
                 f"ranks {other} and {rank} both join the process group as rank {event['rank']}",
@@ -166,7 +166,7 @@ class Diagnosis:
         return None
 
     def waited_twice(self, rank: int, event: dict) -> Fault | None:
-        """Gloo's second wait for a message is for another one, which no rank sends."""
+        """In gloo, a second wait for a message waits for another message, which no rank sends."""
         op = self.ranks[rank].messages.get(event["of"])
         if op is None:
             return None
@@ -193,9 +193,9 @@ class Diagnosis:
             self.parted = event["name"], op.index
 
     def mismatch(self, final: bool = True) -> Fault | None:
-        """Ranks met in different calls (`parted`): one skipped a call, or made it differently from the others.
+        """A mismatch: ranks are in different calls (`parted`), because one skipped a call or made it differently.
 
-        The majority tells which rank is the odd one: None while a rank has still to come, unless this is `final`.
+        The majority shows which rank is the odd one: None while a rank has not arrived yet, unless this is `final`.
         """
         name, index = self.parted
         came = [mine[index] for mine in self.calls[name] if len(mine) > index]
@@ -260,11 +260,10 @@ class Diagnosis:
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
-        """Which of two ranks at different lines left out a call, and which did not; None where that is not known.
+        """Which of two ranks at different lines skipped a call, and which did not; None if that is unknown.
 
-        The majority is right where there is one. Of two ranks in one function
-        the one at a line that all have been at before is right, else the one
-        that is less far down.
+        A majority is right if there is one. Of two ranks in one function, the one at a line that all have passed before
+        is right, otherwise the one at the earlier line.
         """
         if not all(op.where or op.event.get("ours") for op in (first, second)):
             return None, None
@@ -284,7 +283,7 @@ class Diagnosis:
 
     def message(self, rank: int, event: dict) -> Fault | None:
         peer = event["peer"]
-        if peer is None:  # from any source: whose message it was is known at its end
+        if peer is None:  # from any source: its sender is known when it ends
             self.ranks[rank].from_anybody[event["id"]] = event
             return None
         if peer == rank:
@@ -326,7 +325,7 @@ class Diagnosis:
         return None
 
     def missing(self, op: Op) -> list[int]:
-        """The ranks that `op` still needs. Empty: it needs only time to end."""
+        """The ranks that `op` still needs. Empty: it will complete on its own."""
         if "peer" in op.event:
             source, target = (op.rank, op.event["peer"]) if op.event["op"] == "send" else (op.event["peer"], op.rank)
             pair = self.pairs[op.event["name"], source, target, op.event["tag"]]
@@ -336,7 +335,7 @@ class Diagnosis:
         return [member for member in op.event["group"] if len(calls[member]) <= op.index]
 
     def blocked(self, rank: int) -> tuple[Op, list[int]] | None:
-        """The first call of this rank that still lacks a rank, and which ranks it lacks."""
+        """The first call of this rank that still lacks ranks, and which."""
         state = self.ranks[rank]
         if state.waits_for:
             lacking = self.missing(state.waits_for)
@@ -348,10 +347,10 @@ class Diagnosis:
         return None
 
     def deadlock(self, asleep: set[int] = frozenset()) -> Fault | None:
-        """A fault if no living rank can ever move again.
+        """The deadlock, if no living rank can ever move again; else None.
 
-        `asleep` are ranks that the system saw asleep without a wait of their
-        own on record: those inside DDP's reducer, which waits in C++.
+        `asleep` are ranks that the system reports as asleep although no wait of theirs is known: those inside DDP's
+        reducer, which waits in C++.
         """
         living = [n for n, state in enumerate(self.ranks) if not state.gone]
         stuck = {}
@@ -362,9 +361,11 @@ class Diagnosis:
         return self.story_of(stuck) if stuck else None
 
     def story_of(self, stuck: dict[int, tuple[Op, list[int]]]) -> Fault:
-        """A deadlock in words. `stuck`: for each living rank, the call it waits in, and the ranks which that lacks."""
-        # A rank that lacks only ranks which can still move is not stuck; here none can.
-        # The check's own call is the last to be blamed.
+        """A deadlock in words. `stuck`: for each living rank, the call in which it waits, and the ranks that this call
+        lacks.
+        """
+        # A rank that lacks only ranks that can still move is not stuck; here none can.
+        # The check's own call is blamed last.
         rank, (op, lacking) = min(
             stuck.items(),
             key=lambda item: (
@@ -418,7 +419,7 @@ class Diagnosis:
 
 
 def differ(first: dict, second: dict) -> str | None:
-    """The name of the first thing two calls of one group disagree on."""
+    """The name of the first property in which two calls of one group differ."""
     if first["op"] != second["op"]:
         return "op"
     if size(first) != size(second):
@@ -431,12 +432,12 @@ def differ(first: dict, second: dict) -> str | None:
 
 
 def length(event: dict) -> tuple:
-    """What must agree of a message and its receiver: gloo ends the process where one has more bytes than the other."""
+    """What must agree between a message and its receiver: gloo ends the process if the byte counts differ."""
     return size(event), event.get("bytes")
 
 
 def size(event: dict) -> list | None:
-    """What must agree of a shape: the number of elements of each tensor (gloo and NCCL move flat buffers)."""
+    """What must agree about shapes: the number of elements of each tensor (gloo and NCCL move flat buffers)."""
 
     def count(shape: list[int]) -> int:
         total = 1

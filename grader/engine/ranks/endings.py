@@ -1,4 +1,4 @@
-"""How ranks end, and the words of a crash."""
+"""How ranks end, and how a crash is described."""
 
 import linecache
 import os
@@ -17,7 +17,9 @@ SHORT = 160  # characters
 
 
 def parted(text: str) -> tuple[str, str]:
-    """A crash's text, tracebacks left out: the whole if it is short, else its first line or sentence; and the rest."""
+    """Split a crash's text, without tracebacks: all of it if it is short, else its first line or sentence; and the
+    rest.
+    """
     text = text.partition("Traceback (most recent call last)")[0].strip()
     whole = " ".join(text.split())
     first = " ".join(text.split("\n")[0].split())
@@ -27,16 +29,16 @@ def parted(text: str) -> tuple[str, str]:
 
 
 class Endings:
-    """How each rank ended, as far as known. `check` is the module of the check that is running."""
+    """How each rank ended, as far as known. `check` is the module of the running check."""
 
     def __init__(self, traces: Traces, check: str, strange: dict[int, dict], status: dict[int, int]) -> None:
         self.traces, self.check = traces, check
-        self.strange = strange  # by rank, what a function has returned against its signature
+        self.strange = strange  # by rank: functions that broke their signature
         self.last_word: dict[int, dict] = {}  # end, boundary, crash, exit or kill
         self.status = status  # wait status
 
     def over(self, rank: int) -> bool:
-        """Whether a rank has said its last word, or is gone without one."""
+        """Whether a rank has reported its end, or is gone without doing so."""
         return rank in self.status or self.last_word.get(rank, {}).get("e") in ("end", "boundary", "crash")
 
     def returned(self, rank: int) -> bool:
@@ -60,12 +62,14 @@ class Endings:
         return any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe", "Connection refused"))
 
     def alike(self, rank: int, other: int) -> bool:
-        """Whether two ranks have stopped in the same way, at the same lines."""
+        """Whether two ranks stopped in the same way, at the same lines."""
         ours, theirs = (self.last_word.get(n, {}).get("frames") for n in (rank, other))
         return ours == theirs and self.how_it_ended(rank) == self.how_it_ended(other)
 
     def line_of_ours(self, frames: list) -> str:
-        """The line of the course's library, or else of the check, that broke on what the student's code returned."""
+        """The line of the course's library, or else of the check, that failed because of what the student's code
+        returned.
+        """
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         for path, line, _ in reversed(frames):
             file = Path(path)
@@ -77,7 +81,7 @@ class Endings:
         return ""
 
     def crash(self, rank: int, last: list[Where | None]) -> Fault:
-        """A rank that is gone without having reported its end; `last`: the lines where the ranks were last seen."""
+        """The fault of a rank that vanished without a report; `last`: the lines where the ranks were last seen."""
         word = self.last_word.get(rank, {})
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
@@ -113,9 +117,7 @@ class Endings:
 
 
 def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:
-    """Why a run failed: rank `rank` reports a function that does not return what its signature says, and
-    where that rank stops.
-    """
+    """The fault of a run in which a function on rank `rank` broke its signature, and where that rank stops."""
     return Fault(
         "crash",
         f"rank {rank}: {event['name']} returns {event['returned']}, where its signature says {event['promised']}"

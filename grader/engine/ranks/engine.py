@@ -19,9 +19,9 @@ class Engine:
 
     Args:
         outside: the engine from whose server this one's is forked; then its ranks run in a sandbox
-        guards, course, lesson, packages, kept: see `Connection`.
-        trusted: where the course's own code runs; else outside. What that has loaded, a server forked from it has.
-        backend: what the ranks talk by; it may be set later, too.
+        guards, course, lesson, packages, kept: as for `Connection`.
+        trusted: the engine for the course's own code; default: outside. Whatever it has loaded is also in servers
+        forked from it. backend: how the ranks communicate; may also be set later.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Engine:
 
     def run(self, job: Job) -> Run:
         """Run a job on fresh ranks. Never raises for the student's faults."""
-        # The system may have killed the server, short of memory, or `./workbook stop` has: what happens twice is the
-        # code's.
+        # The system may have killed the server for lack of memory, or `./workbook stop` did; if it happens twice, it is
+        # the code's doing.
         for _ in range(2 if self.outside or self.server.kept else 1):
             try:
                 return self._run(job)
             except ServerGone:
                 self.close()
-        # it was up, and only the ranks were with it
+        # it was up, and only the ranks were near it
         return Run(
             job.world,
             Fault(
@@ -79,7 +79,7 @@ class Engine:
         self.start()
         try:
             self.server.await_ready()
-        except ServerGone as gone:  # no rank was there yet
+        except ServerGone as gone:  # no rank had been started yet
             why = f"{keeper.last_words()} (more in {keeper.log()})" if self.server.kept else gone
             raise RuntimeError(f"the fork-server does not start: {why}") from None
         inside = self.server.sandbox
@@ -92,7 +92,7 @@ class Engine:
                     return Session(self.server, job, seen, told, devices).watch()
             except ServerGone:
                 raise
-            except BaseException:  # an interrupt, say: what the server still owes us is unknown
+            except BaseException:  # e.g. an interrupt: it is unknown which messages are still to come
                 self.close()
                 raise
         finally:

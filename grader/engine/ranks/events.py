@@ -1,5 +1,5 @@
-"""What a rank may say. Malformed lines are rejected: the judge relies on their contents, and their sender may
-want to make it fail.
+"""Parses what a rank reports. Malformed lines are rejected: the judge relies on their contents, and the sender may be
+hostile.
 """
 
 import json
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST = 200_000  # bytes of one event; the frames of an endless recursion take half of it
-MOST = 1 << 48  # of whatever is counted
-NOTHING = "None"  # what a function returned that returns nothing
+MOST = 1 << 48  # the largest allowed count
+NOTHING = "None"  # how the result of a function that returns nothing is called
 NEEDED = {
     "op": {"op", "name", "group", "shape", "dtype", "bytes", "detail", "where"},
     "crash": {"type", "text", "frames"},
@@ -27,7 +27,7 @@ NEEDED = {
 
 
 def read(line: bytes, world: int) -> dict:
-    """The event in a line; `world` is the number of ranks. Raises ValueError if it is none."""
+    """The event in a line; `world` is the number of ranks. Raises ValueError if the line is malformed."""
     if len(line) > LONGEST:
         raise ValueError(f"{len(line)} bytes in one event")
     try:
@@ -47,13 +47,13 @@ def read(line: bytes, world: int) -> dict:
 
     for name, value in event.items():
         if event["e"] == "mark" and name not in ("e", "t", "where"):
-            continue  # a check's own notes, which it reads as it reads evidence
+            continue  # a check's own notes, which it reads like evidence
         if not FIELDS.get(name, anything)(value, world):
             raise ValueError(f"{name} is {str(value)[:40]!r}")
     return event
 
 
-# What a field may hold, of an event in a run of `world` ranks
+# Validators for the fields of an event in a run of `world` ranks
 
 
 def anything(value: Any, world: int) -> bool:

@@ -1,4 +1,4 @@
-"""Evidence as the judge reads it: values only, for they may be forged; `inside/evidence.py` describes the files."""
+"""Reads evidence as plain values, since it may be forged; `inside/evidence.py` describes the files."""
 
 import json
 import math
@@ -11,12 +11,12 @@ import torch
 from grader.engine.walls.plain import plain_bytes
 
 # Bytes of one rank's evidence: a check needs a megabyte of tensors and some kilobytes of JSON, which may take fifty
-# times as much once it is read.
+# times as much in memory.
 LARGEST_TREE, LARGEST = 1_000_000, 20_000_000
 
 
 def read(stem: Path) -> Any:
-    """Read what a rank wrote. Raises OSError if there is none, or no plain file of a likely size."""
+    """Read a rank's evidence. Raises OSError if there is none, or if it is not a plain file of plausible size."""
     tree = json.loads(plain_bytes(Path(f"{stem}.json"), LARGEST_TREE))
     tensors = safetensors.torch.load(plain_bytes(Path(f"{stem}.safetensors"), LARGEST))
 
@@ -33,19 +33,19 @@ def read(stem: Path) -> Any:
 
 
 def encoded(value: Any) -> dict:
-    """What a rank is given, as JSON."""
+    """A rank's inputs, as JSON."""
     if isinstance(value, torch.Tensor):
         return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     return {"value": value}
 
 
 def whole(parts: list[Any]) -> torch.Tensor:
-    """A tensor from what each rank left of it: parts of a DTensor, put together, or itself. NaN where no rank has
-    anything.
+    """A tensor from the parts that ranks left: the joined parts of a DTensor, or the tensor itself. NaN where no rank
+    has a part.
     """
     if isinstance(parts[0], torch.Tensor):
         return parts[0]
-    if math.prod(parts[0]["shape"]) * 4 > 4 * LARGEST:  # nothing that so many bytes can fill
+    if math.prod(parts[0]["shape"]) * 4 > 4 * LARGEST:  # more than so many bytes can fill
         raise ValueError(f"parts of a tensor of {parts[0]['shape']}")
     tensor = torch.full(parts[0]["shape"], float("nan"))
     for piece in parts:

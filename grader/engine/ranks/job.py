@@ -1,4 +1,4 @@
-"""A job for fresh ranks."""
+"""A job for newly forked ranks."""
 
 import importlib
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ from grader.engine.lesson import lessons, slices
 
 
 class Private(list):
-    """One value for each rank: as an input of a job, rank r is given value r and never sees the others'."""
+    """One value for each rank: as an input of a job, rank r gets value r and never sees the others."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a student's code, or, without units, of a check's own.
+    """A run of a student's code or, without units, of a check's own code.
 
     Args:
         units: a script, or a notebook's cells.
-        module: the check file's.
+        module: the name of the check file's module.
         world: how many ranks.
-        nodes: that they pretend to be spread over.
+        nodes: how many nodes they pretend to be spread over.
         argv: the command line: run the script as a whole; or
         function: call this one, "its module:its name", with the student's module and
         inputs: these, by name.
         group: make the process group before the call.
-        gpus: a node, that the ranks pretend to have.
-        files: in the working folder, by name: their text.
+        gpus: how many GPUs a node pretends to have.
+        files: name -> text of files in the working folder.
         on_gpus: run on GPUs, if the engine's backend is NCCL.
         common: all ranks work in one folder; else each in its own, and no rank sees another's files.
         second: the inputs of a second call of the function, in the processes of the first one.
@@ -47,8 +47,8 @@ class Job:
     second: dict[str, Any] | None = None
 
     def message(self, folder: Path, devices: list[str]) -> dict[str, Any]:
-        """What the server and all ranks are told (`inside/rank.py` names the fields): not the inputs, which are for
-        each rank alone.
+        """The message to the server and all ranks (`inside/rank.py` lists the fields), without the inputs, which only
+        each rank itself may see.
         """
         apart = ("inputs", "second", "files", "on_gpus")
         fields = {name: value for name, value in vars(self).items() if name not in apart}
@@ -77,7 +77,7 @@ class Job:
                 target.write_text(text)
 
     def inputs_of(self, rank: int) -> list[dict[str, Any]]:
-        """Of each call."""
+        """The inputs of each call for this rank."""
         calls = [self.inputs] if self.second is None else [self.inputs, self.second]
         return [
             {name: value[rank] if isinstance(value, Private) else value for name, value in inputs.items()}
@@ -86,7 +86,9 @@ class Job:
 
 
 def check_of(function: str | None) -> dict[str, str] | None:
-    """The text of a check's function, and what it uses, for the ranks; None for the engine's and the kit's own."""
+    """The source of a check's function, and of what it uses, for the ranks; None for functions of the engine and the
+    kit.
+    """
     module, _, name = (function or "").partition(":")
     if not module or module.startswith("grader.") and not module.startswith("grader.test_"):
         return None

@@ -1,9 +1,9 @@
-"""A fork-server that outlives the command that started it, so that the next one need not load torch again.
+"""A fork-server that outlives the command that started it, so that the next command does not load torch again.
 
-One for each user, course folder and state of the preloaded files, whose digest is in its address: after a change, no
-command finds the old one any more. It forks a separate server for each command that asks (`attend`), and runs a whole
-command, which then need not load the checks either (`hand_over`). It ends on its own when no command has asked for a
-while, or by `./workbook stop`. Tests, grading and CI never use it.
+There is one for each user, course folder and state of the preloaded files. Its address contains a digest of these
+files: after a change, commands no longer find the old server. It forks a separate server for each command that asks
+(`attend`), and can run a whole command, which then does not load the checks either (`hand_over`). It ends when no
+command has asked for a while, or with `./workbook stop`. Tests, grading and CI never use it.
 """
 
 import hashlib
@@ -22,26 +22,30 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons
 
-UNUSED = 300.0  # seconds without a command, after which it ends
-LONGEST = 107 - 32  # bytes: what unix(7) allows for an address, less a server's own name
-STOP, ATTEND, RUN = b"s", b"a", b"r"  # what a command says first
+UNUSED = 300.0  # seconds without a command after which it ends
+LONGEST = 107 - 32  # bytes: the limit of unix(7) for an address, minus a server's own name
+STOP, ATTEND, RUN = b"s", b"a", b"r"  # the first message of a command
 
 
 def wanted() -> bool:
-    """Whether a command should use, and leave behind, a server: a student is at work here, and it has an address."""
+    """Whether a command should use a server and leave one running: a student is at work here, and there is a valid
+    address.
+    """
     if sys.platform != "linux" or any(
         name in os.environ for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER")
     ):
         return False
     try:
         folder()
-    except OSError:  # a command without it is slower, and right
+    except OSError:  # without a server a command is slower, but works
         return False
     return True
 
 
 def folder() -> Path:
-    """Where this user's servers have their addresses: no other user may enter. Raises OSError where that cannot be."""
+    """The folder of the addresses of this user's servers, which no other user may enter. Raises OSError if that is
+    impossible.
+    """
     path = Path(tempfile.gettempdir()) / f"workbook-{os.getuid()}"
     if len(os.fsencode(path)) > LONGEST:
         raise OSError(f"{path} is too long for a socket's address")
@@ -59,7 +63,7 @@ def address() -> Path:
 
 
 def state() -> str:
-    """A digest of the course's own modules, and of the interpreter."""
+    """A digest of the course's modules and the interpreter."""
     found = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
     for part in ("grader", "utils"):
         for file in sorted((lessons.COURSE / part).rglob("*.py")):
@@ -69,7 +73,7 @@ def state() -> str:
 
 
 def connect(path: Path, word: bytes = ATTEND) -> socket.socket | None:
-    """A line to the server at this address; None where there is none."""
+    """A connection to the server at this address; None if there is none."""
     line = socket.socket(socket.AF_UNIX)
     try:
         line.connect(str(path))
@@ -81,18 +85,18 @@ def connect(path: Path, word: bytes = ATTEND) -> socket.socket | None:
 
 
 def log() -> Path:
-    """Where a server that is kept writes what it has to say."""
+    """The log file of a kept server."""
     return lessons.COURSE / ".workbook" / "server.log"
 
 
 def last_words() -> str:
-    """The last line that a server has left."""
+    """The last line in the log of a kept server."""
     lines = log().read_text("utf-8", "replace").split("\n") if log().is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
 
 
 def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
-    """Start a server at this address; `line` is the first that it attends to."""
+    """Start a server at this address; `line` is the first connection that it serves."""
     log().parent.mkdir(exist_ok=True)
     with log().open("w") as said:
         subprocess.Popen(
@@ -108,9 +112,9 @@ def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
 
 
 def hand_over(arguments: list[str]) -> int | None:
-    """Have a server that is there run this command on this terminal.
+    """Have a running server execute this command on this terminal.
 
-    Returns its exit code; None where there is no server, or it ended before it began.
+    Returns the exit code; None if there is no server, or if it ended before it started the command.
     """
     line = connect(address(), RUN) if wanted() else None
     if line is None:
@@ -130,12 +134,12 @@ def hand_over(arguments: list[str]) -> int | None:
                     return int(code)
                 print("workbook: the server that ran this was ended; call it again", file=sys.stderr)
                 return 70
-            except KeyboardInterrupt:  # the terminal tells only us
+            except KeyboardInterrupt:  # the terminal signals only this process
                 os.kill(int(pid), signal.SIGINT)
 
 
 def take_over(line: socket.socket, main: Callable[[], None]) -> None:
-    """The other end of `hand_over`: run that command in this process."""
+    """The server's end of `hand_over`: run the command in this process."""
     _, terminal, _, _ = socket.recv_fds(line, 1, 3)
     heard = line.makefile()
     arguments, here, environment = json.loads(heard.readline())
@@ -163,7 +167,7 @@ def take_over(line: socket.socket, main: Callable[[], None]) -> None:
 
 
 def stop() -> int:
-    """End this user's servers of this course, whatever state of it they know. Returns how many there were."""
+    """End all of this user's servers for this course, also those for an older state of it. Returns their number."""
     course = address().name.partition("-")[0]
     count = 0
     for path in folder().glob(f"{course}-*"):
@@ -179,7 +183,7 @@ def stop() -> int:
 
 
 def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.socket], None]]) -> None:
-    """The life of such a server: a child does what each caller asks for; it attends to `first` at once."""
+    """The main loop of a kept server: a child serves each caller; `first` is served at once."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     children: set[int] = set()
@@ -194,12 +198,12 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
                 children.add(_fork(line, door, does[word]))
         finally:
             with suppress(OSError):
-                if path.stat().st_ino == mine:  # another one may have taken the address
+                if path.stat().st_ino == mine:  # another server may have taken the address
                     path.unlink()
 
 
 def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.socket, bytes]]:
-    """The lines of the commands that call, until one says stop, or none has called for a while."""
+    """The connections of calling commands, until one says stop, or none has called for a while."""
     while True:
         ready, _, _ = select.select([door], [], [], UNUSED)
         for pid in list(children):

@@ -1,4 +1,4 @@
-"""What a submission in a sandbox may take of the machine, as the judge adds it up."""
+"""The limits on what a submission in a sandbox may use, as added up by the judge."""
 
 import time
 from contextlib import suppress
@@ -11,7 +11,7 @@ from grader.engine.walls import sandbox
 
 
 def excess(server: Connection) -> Fault | None:
-    """A submission that takes more of the machine than it is given."""
+    """The fault of a submission that uses more than its limits."""
     processes = server.inside()
     most_memory = server.sandbox.memory
     memory = resident(processes, most_memory)
@@ -44,10 +44,10 @@ def threads_of(process: psutil.Process) -> int:
 
 
 def resident(processes: list[psutil.Process], most: int) -> int:
-    """Bytes of memory that these processes hold together.
+    """The bytes of memory that these processes hold together.
 
-    Pages that forked processes share count in the resident set of each. So where the plain sum is more than `most`, and
-    only there, each page is divided by its users (the proportional set, which is slow to read).
+    Pages that forked processes have in common count in the resident set of each. So only if the plain sum is more than
+    `most`, each page is divided by its number of users (the proportional set size, which is slow to read).
     """
     plain = shared = 0
     for process in processes:
@@ -65,7 +65,7 @@ def resident(processes: list[psutil.Process], most: int) -> int:
 
 
 def stopped(server: Connection) -> Fault | None:
-    """A process that neither runs nor waits: it was sent SIGSTOP, and the judge would wait for it."""
+    """The fault of a process that was stopped by SIGSTOP, for which the judge would wait forever."""
     for process in server.inside():
         with suppress(psutil.Error):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):

@@ -1,11 +1,10 @@
-"""Which messages the ranks sent each other, in which rounds, and whether they get through whatever is buffered; and
+"""Which messages the ranks sent each other, in which rounds, and whether they would get through without buffers; and
 their collectives.
 
-Pure logic over the events of a run that has ended. Where small messages are stored on the way, as MPI does, ranks
-that all send before they receive come through, by luck; gloo of torch 2.13 stores none, so there they are stuck at
-any size. What a verdict says must not depend on it. So the run is rehearsed: each rank's events once more, where a
-send is over when its receive has begun, and not before. If that gets stuck, it is the deadlock that it would be
-without buffers.
+Pure logic over the events of a finished run. If small messages are buffered, as in MPI, ranks that all send before they
+receive finish by luck; gloo in torch 2.13 buffers none, so there they are stuck at any size. A verdict must not depend
+on that. So the run is rehearsed: each rank's events are replayed, and a send completes only when its receive has
+started. If the replay gets stuck, the run would deadlock without buffers.
 """
 
 from collections import Counter, deque
@@ -23,28 +22,28 @@ class Message(NamedTuple):
     source: int
     target: int
     bytes: int
-    round: int  # from 1: when it goes if a message takes one unit of time, and a rank sends one at a time
-    sent: float  # seconds: when the sender called,
-    arrived: float  # and when the receiver had it
+    round: int  # from 1: when it is sent if a message takes one unit of time, and a rank sends one at a time
+    sent: float  # seconds: when the sender called
+    arrived: float  # seconds: when the receiver had it
 
 
 class Collective(NamedTuple):
-    """One collective that a rank took part in, with others."""
+    """One collective, as one rank took part in it."""
 
     rank: int
     op: str
     world: int  # ranks in its group
-    bytes: int  # of a whole tensor; of an all-gather or reduce-scatter the rank's share of it
-    began: float = 0.0  # seconds: when it was called,
-    over: float | None = None  # and when the wait for it was over; None where Python did not wait
+    bytes: int  # of the whole tensor; for an all-gather or reduce-scatter, of the rank's part
+    began: float = 0.0  # seconds: when it was called
+    over: float | None = None  # seconds: when the wait for it ended; None if Python did not wait
     written: bool = False  # whether its tensor was written to before that
-    where: Where | None = None  # where it was begun
-    pieces: tuple[tuple[int, int], ...] = ()  # of an all-to-all: (rank, bytes for it), for each other rank
+    where: Where | None = None  # where it was started
+    pieces: tuple[tuple[int, int], ...] = ()  # for an all-to-all: (rank, bytes for it), for each other rank
     written_at: Where | None = None  # where it was written to
 
     @property
     def sent(self) -> float:
-        """Bytes that the rank sends if it is done by rings; of a broadcast or anything else, the whole tensor."""
+        """The bytes that the rank sends with ring algorithms; for a broadcast or anything else, the whole tensor."""
         if self.pieces:
             return sum(nbytes for _, nbytes in self.pieces)
         rings = {"all_gather": self.world, "reduce_scatter": self.world, "all_reduce": 2.0, "all_to_all": 1.0}.get(
@@ -54,8 +53,8 @@ class Collective(NamedTuple):
 
 
 def collectives(events: Sequence[list[dict]]) -> list[Collective]:
-    """The collectives in these events, rank by rank. Those that move nothing, as a rank's with itself alone, are left
-    out.
+    """The collectives in these events, rank by rank, without those that move nothing, such as a rank's with itself
+    alone.
     """
     found = []
     for number, mine in enumerate(events):
@@ -85,7 +84,7 @@ def collectives(events: Sequence[list[dict]]) -> list[Collective]:
 
 
 def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
-    """The events of each rank (inner list) in each case that a check marked (outer list)."""
+    """The events of each rank (inner list) in each of the cases that a check marked (outer list)."""
     found: list[list[list[dict]]] = []
     for number, mine in enumerate(events):
         case = -1
@@ -100,16 +99,16 @@ def cases(events: Sequence[list[dict]]) -> list[list[list[dict]]]:
 
 
 def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]:
-    """The messages in these events, in rounds; and the deadlock if there would be one without buffers."""
+    """The messages in these events, in rounds; and the deadlock, if there would be one without buffers."""
     ends = [{event["of"]: event for event in mine if event["e"] == "done" and "of" in event} for mine in events]
     left = [deque(with_source(event, ends[n]) for event in [*mine, END]) for n, mine in enumerate(events)]
     diagnosis = Diagnosis(len(events))
-    to_send: list[list[Op]] = [[] for _ in events]  # calls of each rank, first come, first served
+    to_send: list[list[Op]] = [[] for _ in events]  # calls of each rank, in order
     over: set[tuple[int, int]] = set()  # (rank, its message)
     messages: list[Message] = []
     number_of_round = 0
     while True:
-        for number, rank in enumerate(diagnosis.ranks):  # each as far as it comes
+        for number, rank in enumerate(diagnosis.ranks):  # each as far as it gets
             while left[number] and (rank.waits_for is None or (number, rank.waits_for.event["id"]) in over):
                 event = left[number].popleft()
                 diagnosis.add(number, event)
@@ -134,24 +133,26 @@ def rehearse(events: Sequence[list[dict]]) -> tuple[list[Message], Fault | None]
 
 
 def with_source(event: dict, ends: dict[int, dict]) -> dict:
-    """A receive from any source: only its end tells whose message it was."""
+    """Fill in the source of receives from any source: it is known only when they end."""
     if "id" in event and event["peer"] is None:
         return {**event, "peer": ends.get(event["id"], {}).get("source", 0)}
     return event
 
 
-# Whose bytes must go to another rank.
+# Operations whose bytes must go to another rank.
 SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"}
 
 
 def least_bytes(events: Sequence[list[dict]]) -> int:
-    """So many bytes must have travelled between the ranks if these events are true: of each call, one rank's bytes."""
+    """The least number of bytes that must have travelled between the ranks if these events are true: for each call, one
+    rank's bytes.
+    """
     calls: dict[tuple, int] = {}
     for number, mine in enumerate(events):
         met: Counter[str] = Counter()
         for event in mine:
             if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
-                # A message is its sender's alone, a collective everybody's.
+                # A message belongs to its sender, a collective to all ranks.
                 who = number if event["op"] == "send" else None
                 met[event["name"], who] += 1
                 call = event["name"], who, met[event["name"], who]
@@ -160,13 +161,13 @@ def least_bytes(events: Sequence[list[dict]]) -> int:
 
 
 class Loose(NamedTuple):
-    """A call that the rank did not see through."""
+    """A call that the rank did not complete."""
 
     rank: int
     op: str
     peer: int
-    where: Where | None  # where it was begun
-    written_at: Where | None = None  # where it was written to before it was over
+    where: Where | None  # where it was started
+    written_at: Where | None = None  # where its tensor was written to before it completed
 
     @property
     def call(self) -> str:
@@ -174,7 +175,7 @@ class Loose(NamedTuple):
 
 
 def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
-    """Messages without a wait."""
+    """Messages that were never waited for."""
     return [
         loose
         for number, mine in enumerate(events)
@@ -183,7 +184,7 @@ def left_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
 
 
 def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
-    """Messages whose tensor was written to before they were over."""
+    """Messages whose tensor was written to before they completed."""
     found = []
     for number, mine in enumerate(events):
         at = {e["of"]: e.get("where") for e in mine if e["e"] == "changed" and "of" in e}
@@ -194,7 +195,7 @@ def written_in_flight(events: Sequence[list[dict]]) -> list[Loose]:
 
 
 def _calls(number: int, events: list[dict], chosen: set[int], among: bool) -> list[Loose]:
-    """The messages of one rank that are `among` the chosen, or are not."""
+    """The messages of one rank that are, or are not, `among` the chosen ones."""
     return [
         Loose(number, event["op"], event["peer"], event["where"])
         for event in events

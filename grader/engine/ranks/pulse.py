@@ -1,8 +1,8 @@
-"""The CPU time of ranks: it tells which ranks compute, wait, or run without end.
+"""The CPU time of ranks shows which ranks compute, wait, or run endlessly.
 
-On a busy machine a rank that could go on may look asleep for seconds: a thread of it, gloo's own perhaps, waits for a
-processor. So a rank's silence is measured in its own time, which goes on while it runs or waits, and stands still while
-any thread of it, or of a process that it has started, is held up.
+On a busy machine a rank that could continue may look asleep for seconds: one of its threads, perhaps gloo's, waits for
+a processor. So a rank's silence is measured in its own time, which advances while it runs or waits, and stops while any
+of its threads, or of the threads of processes that it started, is ready but gets no processor.
 """
 
 import time
@@ -14,26 +14,26 @@ import psutil
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itself
 
-SILENT_CPU = 1.5  # seconds of CPU without a sign of life: a loop that never ends
-STARTED_CPU = 10.0  # the same, of the processes that a rank has started
-GPU_START = 6.0  # seconds more of SILENT_CPU and SLEEP_LIMIT, for CUDA and NCCL start on each rank
+SILENT_CPU = 1.5  # seconds of CPU without an event: an endless loop
+STARTED_CPU = 10.0  # the same, for the processes that a rank started
+GPU_START = 6.0  # seconds added to SILENT_CPU and SLEEP_LIMIT, since CUDA and NCCL start on each rank
 TOTAL_CPU = 60.0  # seconds of CPU that one rank may use in all
-# Seconds of every rank asleep: in a sleep, a lock, a read that never ends, or in waiting for such a rank. Twice as long
-# for a rank in a collective that all have called, which ends by itself.
+# Seconds with every rank asleep: in a sleep, a lock, a read that never ends, or waiting for such a rank. Twice as long
+# for a rank in a collective that all ranks have called, which ends on its own.
 SLEEP_LIMIT = 4.0
 TICK = 0.05  # seconds between looks at the ranks' CPU time
 ASLEEP = 6 * TICK
-STARVED = 300.0  # seconds without a sign of life after which the machine is to blame: it gives the ranks no processor
+STARVED = 300.0  # seconds without an event after which the machine is to blame: it gives the ranks no processor
 
 
 @dataclass
 class Sign:
-    """When a rank last did something."""
+    """A rank's last sign of activity."""
 
     at: float  # seconds, by our clock
     own: float = 0.0  # seconds of its own time
     cpu: float = 0.0  # seconds of CPU, its own
-    started_cpu: float = 0.0  # and of what it has started
+    started_cpu: float = 0.0  # and of the processes it started
 
 
 class Pulse:
@@ -54,7 +54,7 @@ class Pulse:
         self.looked = started
 
     def heard(self, rank: int) -> None:
-        """A rank has given a sign of life."""
+        """A rank has sent an event."""
         self.cpu_at_event[rank] = self.cpu[rank]
         self.started_at_event[rank] = self.started_cpu[rank]
         self.moved(rank)
@@ -65,11 +65,11 @@ class Pulse:
         self.signs[rank] = Sign(time.monotonic(), self.own[rank], self.cpu[rank], self.started_cpu[rank])
 
     def silent(self, rank: int) -> float:
-        """Seconds of its own time for which a rank has been asleep, without a word."""
+        """Seconds of its own time for which a rank has been asleep without sending an event."""
         return self.own[rank] - self.signs[rank].own
 
     def sleepers(self) -> set[int]:
-        """Ranks that have been asleep, without a word, for several looks, and that will not wake by themselves."""
+        """Ranks that have been asleep without an event for several looks, and that will not wake on their own."""
         return {rank for rank in self.signs if self.silent(rank) > ASLEEP} - self.wakes
 
     def look(
@@ -79,30 +79,30 @@ class Pulse:
         complete: Callable[[int], bool],
         where_now: Callable[[int], list[Where]],
     ) -> Fault | None:
-        """Read the CPU time of each living rank, by its process id: it tells a loop from a wait.
+        """Read the CPU time of each living rank, by process id, to tell a loop from a wait.
 
-        `complete`: whether a rank waits for something that only takes time, since no rank is missing.
+        `complete`: whether a rank waits for something that will complete, since no rank is missing.
 
         Raises:
-            Unjudged: for minutes the machine has let no rank run.
+            Unjudged: the machine has let no rank run for minutes.
         """
         now = time.monotonic()
-        elapsed = min(now - self.looked, 2 * TICK)  # a judge who was held up himself has seen no more
+        elapsed = min(now - self.looked, 2 * TICK)  # the judge itself was held up, and saw no more than that
         self.looked = now
         for rank, pid in pids.items():
             if pid is None:
-                continue  # it has not said a word yet: its own time has not begun
+                continue  # it has sent no event yet: its own time has not started
             try:
                 if rank not in self.processes:
                     self.processes[rank] = psutil.Process(pid)
                 times, status = self.processes[rank].cpu_times(), self.processes[rank].status()
-            except psutil.Error:  # it ended between two looks; the server will say so
+            except psutil.Error:  # it ended between two looks; the server will report that
                 continue
             self.cpu[rank] = times.user + times.system
             self.pass_time(rank, pid, elapsed)
             sign = self.signs[rank]
             used, started = self.cpu[rank] - sign.cpu, self.started_cpu[rank] - sign.started_cpu
-            # gloo's own thread takes a little; code takes more
+            # gloo's own thread uses a little; code uses more
             if status != psutil.STATUS_SLEEPING or max(used, started) > 0.1 * self.silent(rank) + 0.02:
                 self.moved(rank)
             if fault := self.endless(rank, where_now):
@@ -125,7 +125,7 @@ class Pulse:
         return None
 
     def pass_time(self, rank: int, pid: int, elapsed: float) -> None:
-        """So much time has passed; how much of it was the rank's own?"""
+        """Advance a rank's own time: of the time that has passed, the part in which it was not held up."""
         before, now = self.tasks[rank], tasks_of(pid)
         for child in self.children[rank]:
             threads = tasks_of(child)
@@ -141,7 +141,7 @@ class Pulse:
                 self.wakes.add(rank)
 
     def endless(self, rank: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
-        """A rank that computes, or lets others compute, and gives no sign of life."""
+        """The fault of a rank that computes, itself or in processes it started, without sending events."""
         silent = self.cpu[rank] - self.cpu_at_event[rank]
         started = self.started_cpu[rank] - self.started_at_event[rank]
         if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[rank] <= TOTAL_CPU:

@@ -1,4 +1,4 @@
-"""What a run leaves."""
+"""The results of a run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from grader.engine.ranks.diagnose import Fault
 
 @dataclass
 class Run:
-    """What one job left: for each rank its evidence, its events, what it printed."""
+    """What one job left: evidence, events and printed lines of each rank."""
 
     world: int
     fault: Fault | None = None
@@ -21,6 +21,6 @@ class Run:
     broken: list[dict] = field(default_factory=list)  # cells that did not load, as rank 0 saw them
     files: dict[str, bytes] = field(default_factory=dict)  # that the ranks wrote; the lowest rank's of each name
     fault_after: float = 0.0  # seconds from the start of the run to the diagnosis
-    own_time: float = 0.0  # of these, seconds in which the ranks ran or waited, and no busy machine held them up
-    wire: int | None = None  # bytes that the kernel saw between the ranks; None outside of a sandbox
-    second: "Run | None" = None  # of a job of two calls, what the second one left; None if it never began
+    own_time: float = 0.0  # of these, seconds in which the ranks were not held up by a busy machine
+    wire: int | None = None  # bytes between the ranks, counted by the kernel; None without a sandbox
+    second: "Run | None" = None  # for a job of two calls, the second one's results; None if it never started

@@ -1,27 +1,27 @@
 """The fork-server: a process with torch loaded that forks a fresh process for each rank.
 
 Starting Python and torch takes two seconds; forking a process that has both
-takes a hundredth of one. The server runs no tensor operation and starts no
+takes a hundredth of a second. The server runs no tensor operation and starts no
 thread, because a fork after either may hang. What a rank does to its process
-dies with it.
+ends with it.
 
-The judge speaks to it in JSON lines over one socket:
+The judge talks to it in JSON lines over one socket:
 
-    judge   {"folder": F, "world": N, "units": …}    fork N ranks for this job (see rank.py); beside the text come
-                                                     N descriptors, each a rank's own line to the judge
+    judge   {"folder": F, "world": N, "units": …}    fork N ranks for this job (see rank.py); with the text come
+                                                     N descriptors, each a rank's own connection to the judge
     server  {"pids": [...]}
     server  {"gone": pid, "status": wait status}     once for each rank
-    judge   {"sweep": true}                          kill the ranks and whatever they have left behind
+    judge   {"sweep": true}                          kill the ranks and everything they left running
     server  {"swept": true}
     judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
                                                      fork a server like this one that lives in the sandbox whose first
                                                      process is P (see sandbox.py) and in the control group with these
                                                      doors (see cgroup.py), with GPUs or without, for a lesson that
-                                                     needs these packages; beside the text comes its line
+                                                     needs these packages; with the text comes its connection
     server  {"entered": pid}
 
-Ranks that were killed and have left nothing are not waited for: they run no
-more, and may take their time to end while the next ones start.
+Killed ranks that left nothing running are not waited for: they no longer run,
+and may finish exiting while the next ones start.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ import numpy.ctypeslib  # safetensors would load it, on each rank
 import psutil
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
-import torch._dynamo  # the first operation that is observed would load it, for over a second
+import torch._dynamo  # otherwise the first observed operation would load it, which takes over a second
 import torch.distributed
 import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
 import torch.distributed.algorithms.ddp_comm_hooks
@@ -63,7 +63,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.walls import inside as walls
 
-rank.load_library(lessons.ORDER[0])  # of what the students' code imports, that which teaches nothing
+rank.load_library(lessons.ORDER[0])  # modules imported by students' code that contain no answers
 
 
 ShutIn = Callable[[list[str]], None]  # what a rank does to itself, with the folders that are left to it
@@ -72,19 +72,19 @@ MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 
 
 def serve(judge: socket.socket, address: str | None = None) -> None:
-    """Answer the judge until it hangs up. Reaps every rank; leaves none behind.
+    """Serve the judge until it hangs up. Reaps every rank; leaves none running.
 
-    With an `address`, be a server that is kept: a child answers this judge, and others those who call there.
+    With an `address`, be a kept server: a child serves this judge, and further children those who call there.
     """
-    torch.set_num_threads(1)  # inherited by the ranks; takes no thread itself
-    # Inherited as well, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
-    # prepare for GPUs, in 5 ms on each rank.)
+    torch.set_num_threads(1)  # inherited by the ranks; starts no thread itself
+    # Also inherited, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
+    # prepare for GPUs, which takes 5 ms on each rank.)
     torch.default_generator.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
     kernels = observe.intercept_collectives()  # noqa: F841  held until this process ends
-    importlib.import_module("grader.kit")  # and with it what a check needs
+    importlib.import_module("grader.kit")  # and with it everything that a check needs
     # Each `init_process_group` empties these caches; full ones would be copied for it, page by page, on each rank.
     torch._dynamo.trace_rules.clear_lru_cache()
     if address:
@@ -94,9 +94,9 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 
 
 def run_command(line: socket.socket) -> None:
-    """Be a command that was handed over."""
+    """Run a command that was handed over."""
     torch.set_num_threads(os.cpu_count() or 1)
-    cli = importlib.import_module("grader.engine.commands.cli")  # by name: it is above this room
+    cli = importlib.import_module("grader.engine.commands.cli")  # imported by name: it is above this room
     keeper.take_over(line, cli.main)
 
 
@@ -106,7 +106,7 @@ def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
     os.set_blocking(wake[1], False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake[1])
-    if sys.platform == "linux":  # what a rank leaves behind becomes a child of this process, however it hides
+    if sys.platform == "linux":  # whatever a rank leaves running becomes a child of this process, however it hides
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     try:
@@ -163,7 +163,7 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
 
 
 def load_checks(job: dict) -> None:
-    """Load what a job's ranks need beside the student's code: before the fork, so once."""
+    """Load what a job's ranks need in addition to the student's code: before the fork, so only once."""
     rank.load_library(job["lesson"])
     if job["package"]:
         importlib.import_module(job["package"])
@@ -174,9 +174,9 @@ def load_checks(job: dict) -> None:
 
 
 def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:
-    """The judge's next message and the descriptors that came with it; None when it has hung up."""
+    """The judge's next message and the descriptors that came with it; None if it has hung up."""
     text, lines = b"", []
-    while not text.endswith(b"\n"):  # it waits for an answer before it says more
+    while not text.endswith(b"\n"):  # it waits for an answer before it sends more
         part, came, _, _ = socket.recv_fds(judge, 1 << 20, 64)
         if not part:
             return None, []
@@ -185,7 +185,7 @@ def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:
 
 
 def reap(judge: socket.socket, living: set[int], how: int = 0) -> None:
-    """Tell the judge of each rank that is gone."""
+    """Report each rank that is gone to the judge."""
     for pid in list(living):
         done, status = os.waitpid(pid, how)
         if done:
@@ -194,7 +194,7 @@ def reap(judge: socket.socket, living: set[int], how: int = 0) -> None:
 
 
 def descendants(inside: Collection[int] = ()) -> list[psutil.Process]:
-    """All that descends from this process, servers in sandboxes and theirs aside."""
+    """All descendants of this process, except servers in sandboxes and their descendants."""
     own = [child for child in psutil.Process().children() if child.pid not in inside]
     found = []
     for child in own:
@@ -205,7 +205,7 @@ def descendants(inside: Collection[int] = ()) -> list[psutil.Process]:
 
 
 def sweep(inside: Collection[int] = ()) -> None:
-    """Kill all that descends from this process."""
+    """Kill all descendants of this process."""
     while left := descendants(inside):
         for process in left:
             try:
@@ -216,8 +216,9 @@ def sweep(inside: Collection[int] = ()) -> None:
 
 
 def join_pages() -> None:
-    """When idle on Linux: put this process's memory into huge pages. A fork, which copies the table of pages, then
-    takes 1.5 ms in place of 8, and the end of a rank does, too; but joining them takes most of a second."""
+    """When idle on Linux: move this process's memory into huge pages. A fork, which copies the page table, then takes
+    1.5 ms instead of 8, and so does the exit of a rank; but moving takes most of a second.
+    """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -226,12 +227,12 @@ def join_pages() -> None:
     for span, rights, _, _, _, *name in private:
         if rights.startswith("rw") and (not name or name == ["[heap]"]):
             start, stop = (int(address, 16) for address in span.split("-"))
-            # A wish: it may be refused.
+            # Optional: it may be refused.
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE)
 
 
 def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
-    """Fork a server for the sandbox whose first process is `job["enter"]`; its judge is at the other end of `line`."""
+    """Fork a server for the sandbox whose first process is `job["enter"]`; its judge has the other end of `line`."""
     pid = os.fork()
     if pid:
         return pid
@@ -266,7 +267,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], s
         die_with_the_server()
         use_batch_scheduling()
         signal.set_wakeup_fd(-1)
-        for other in {*inherited, *lines} - {lines[number]}:  # it can speak neither as the server nor as another rank
+        for other in {*inherited, *lines} - {lines[number]}:  # it cannot send messages as the server or as another rank
             os.close(other)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -279,21 +280,21 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], s
 
 
 def use_batch_scheduling() -> None:
-    """On Linux a thread of this process that is woken waits until a processor is free: it interrupts no process.
+    """On Linux, let a woken thread of this process wait until a processor is free, instead of preempting another one.
 
-    Else gloo's thread that receives, woken by a message, interrupts the one that sends and holds its lock; and asks for
-    that lock in a loop, for gloo never waits for it. With four ranks on two processors a check took 3.1 s, not 2.0.
+    Otherwise gloo's receiving thread, woken by a message, preempts the sending thread, which holds a lock, and then
+    spins on that lock. With four ranks on two processors a check took 3.1 s, not 2.0.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a wish: a container may refuse it
+        with contextlib.suppress(OSError):  # optional: a container may refuse it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def die_with_the_server() -> None:
-    """On Linux the kernel ends a rank whose server is gone, however it went, and whatever the rank is doing."""
+    """On Linux, make the kernel end a rank whose server is gone, however it ended, and whatever the rank is doing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it went before the line above
+    if os.getppid() == 1:  # it ended before the line above
         os._exit(70)
 
 

@@ -1,6 +1,6 @@
-"""One run: listen to its ranks, stop them, collect what they left.
+"""One run: listens to its ranks, stops them, collects what they left.
 
-It waits for events, not for a while: a rank's silence is judged by its CPU time, a deadlock by which rank waits for
+It waits for events, not for a fixed time: a silent rank is judged by its CPU time, a deadlock by which rank waits for
 which.
 """
 
@@ -24,15 +24,15 @@ from grader.engine.ranks.pulse import TICK, Pulse
 from grader.engine.ranks.run import Run
 from grader.engine.ranks.traces import Traces
 
-PATIENCE = 0.3  # seconds of the ranks' own time to hear who else comes to what is wrong already
-TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # bytes and events that a rank may report in one run
+PATIENCE = 0.3  # seconds of the ranks' own time to wait for more ranks at a call that is already wrong
+TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # the most bytes and events that a rank may report in one run
 LINUX = sys.platform == "linux"
-SO_PASSCRED = 16  # asm-generic/socket.h: the kernel says which process sent something
+SO_PASSCRED = 16  # asm-generic/socket.h: the kernel reports which process sent a message
 CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux/socket.h
 
 
 def end_group(pid: int) -> None:
-    """Kill a rank and its process group; a rank that was just forked does not have its own group yet."""
+    """Kill a rank and its process group; a rank that was just forked has no group of its own yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -41,23 +41,23 @@ def end_group(pid: int) -> None:
 
 
 class Session:
-    """One run, from the fork of its ranks to the end of the last."""
+    """One run, from the fork of its ranks to the end of the last one."""
 
     def __init__(self, server: Connection, job: Job, folder: Path, told: Path, devices: list[str]) -> None:
-        """`folder` is the run's as the judge sees it, and `told` is what the ranks are told.
+        """`folder` is the run's folder as the judge sees it, `told` the path that the ranks are told.
 
-        `devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; none, and the ranks are on CPUs.
+        `devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; empty: the ranks are on CPUs.
         """
         self.server, self.job, self.folder = server, job, folder
         self.world = world = job.world
-        # A line for each rank. The rank's end travels through the server to the rank, so no rank can speak in
-        # another's name.
+        # A connection for each rank. Its other end goes through the server to that rank, so no rank can impersonate
+        # another.
         pairs = [socket.socketpair() for _ in range(world)]
         self.owner = {ours: rank for rank, (ours, _) in enumerate(pairs)}
         if LINUX:
             for line in self.owner:
                 line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-        # Before the ranks can have said anything. What GPUs send each other does not go over the network.
+        # Read before the ranks can have sent anything. Traffic between GPUs does not go over the network.
         self.wire_before = server.sandbox.wire() if server.sandbox and not devices else None
         server.ask([theirs for _, theirs in pairs], **job.message(told, devices))
         for _, theirs in pairs:
@@ -67,26 +67,26 @@ class Session:
             with suppress(BrokenPipeError, ConnectionResetError):  # a rank that is dead already; the server will say so
                 line.sendall(json.dumps(job.inputs_of(rank)).encode() + b"\n")
         while "pids" not in (answer := server.answer()):
-            pass  # news of the run before
-        self.names = answer["pids"]  # what the server calls them; in a sandbox its numbers differ from ours
+            pass  # messages about the previous run
+        self.names = answer["pids"]  # the ids that the server uses; in a sandbox they differ from ours
         self.pids: list[int | None] = [None] * world if LINUX else list(self.names)
         self.fault: Fault | None = None
-        self.lost = False  # whether only the end of the sandbox is the end of the ranks
+        self.lost = False  # whether the ranks end only with the sandbox
         self.rest: dict[socket.socket, bytes] = dict.fromkeys(self.owner, b"")
         self.on_gpu = bool(devices)
         self.pulse = Pulse(world, self.started, on_gpu=self.on_gpu)
-        self.unfit = ""  # why the machine, and not the student's code, keeps a rank from running
-        self.first: Run | None = None  # of two calls, once the second one has begun
+        self.unfit = ""  # why the machine, not the student's code, prevents a rank from running
+        self.first: Run | None = None  # results of the first of two calls, once the second one has started
         self.begin(folder, {})
 
     def begin(self, folder: Path, status: dict[int, int]) -> None:
-        """A call begins, the first or the second. `status`: of the ranks whose process is gone."""
+        """Reset for the start of the first or second call. `status`: wait status of the ranks whose process is gone."""
         self.traces = Traces(folder, {unit.name for unit in self.job.units})
         self.diagnosis = Diagnosis(self.world)
         self.run = Run(self.world, events=[[] for _ in range(self.world)])
         self.endings = Endings(self.traces, self.job.module, self.run.strange, status)
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
-        self.cause: int | None = None  # the rank whose crash was heard of first
+        self.cause: int | None = None  # the rank whose crash was reported first
         self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.said = dict.fromkeys(range(self.world), 0)  # bytes
 
@@ -104,7 +104,7 @@ class Session:
                         self.hear(key)
                 if self.unfit:
                     raise RuntimeError(self.unfit)
-                # A rank may have ended before we knew that it began: then the news of both came together.
+                # A rank may have ended before we knew that it started: then both messages came together.
                 if self.server.heard or any(key.data == "server" for key in ready):
                     self.reap(self.server.answer())
                     while self.server.heard:
@@ -134,7 +134,7 @@ class Session:
         return self.first or self.run
 
     def goes_on(self) -> bool:
-        """All ranks are over. If they have returned from the first of two calls, the second begins."""
+        """Called when all ranks are over. If they returned from the first of two calls, the second starts."""
         words = [word.get("e") for word in self.endings.last_word.values()]
         if self.job.second is None or self.first or words != ["boundary"] * self.world or self.endings.status:
             return False
@@ -152,7 +152,7 @@ class Session:
         return True
 
     def hear(self, key: selectors.SelectorKey) -> None:
-        """Read what a rank said."""
+        """Read a rank's messages."""
         connection, rank = key.fileobj, self.owner[key.fileobj]
         try:
             data, about, _, _ = connection.recvmsg(1 << 16, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -163,7 +163,7 @@ class Session:
             connection.close()
             return
         if self.pids[rank] is None and about:
-            # the kernel says so, as we count processes
+            # reported by the kernel, with our process ids
             self.pids[rank], _, _ = CREDENTIALS.unpack(about[0][2][: CREDENTIALS.size])
         *lines, self.rest[connection] = (self.rest[connection] + data).split(b"\n")
         self.said[rank] += len(data)
@@ -194,7 +194,7 @@ class Session:
                 )
 
     def take(self, rank: int, event: dict) -> None:
-        """What a rank said is so; what follows?"""
+        """Handle an event of a rank."""
         if event["e"] == "here":
             return
         if event["e"] == "unfit":
@@ -222,39 +222,39 @@ class Session:
         self.fault = self.fault or self.diagnosis.add(rank, event)
 
     def reap(self, news: dict) -> None:
-        """The server says that a rank's process is gone; first hear what the ranks still had to say."""
+        """Handle the server's message that a rank's process is gone, after reading the ranks' last messages."""
         if news["gone"] not in self.names:
-            return  # of the run before
+            return  # of the previous run
         rank = self.names.index(news["gone"])
         self.endings.status[rank] = news["status"]
-        self.drain()  # before its end is news, its last words are
+        self.drain()  # its last messages come before the news of its end
         self.diagnosis.ranks[rank].gone = self.endings.how_it_ended(rank)
 
     def drain(self) -> None:
-        """Hear all that lies unread on the ranks' lines."""
+        """Read all unread messages of the ranks."""
         while ready := [key for key, _ in self.selector.select(0) if key.data != "server"]:
             for key in ready:
                 self.hear(key)
 
     def over(self) -> list[int]:
-        """The ranks that have said their last word, or are gone without one."""
+        """The ranks that reported their end, or are gone without doing so."""
         return list(filter(self.endings.over, range(self.world)))
 
     def mismatch(self) -> Fault | None:
-        """Ranks met in different calls; hear who else comes to that call, if they come soon."""
+        """The mismatch of ranks in different calls, after a short wait for more ranks to arrive at that call."""
         own = self.pulse.own
         self.parted_at = self.parted_at or dict(own)
         waited = min(own[rank] - then for rank, then in self.parted_at.items())
         return self.diagnosis.mismatch(final=bool(self.over()) or waited > PATIENCE)
 
     def crashed(self) -> Fault | None:
-        """A rank that is over without having reported its end: the cause before its consequences.
+        """The fault of a rank that is over without reporting its end: the cause before its consequences.
 
-        Where several stop alike, the lowest is named: which one is heard of first is chance.
+        If several stop in the same way, the lowest is named: which one reports first is random.
         """
         last = [rank.last for rank in self.diagnosis.ranks]
         broken = [n for n in self.over() if not self.endings.returned(n)]
-        # A rank whose peer vanished stops with its own error; the news of the peer follows.
+        # A rank whose peer vanished stops with its own error; the message about the peer follows.
         causes = [n for n in broken if not self.endings.lost_a_peer(n)]
         if not causes:
             return self.endings.crash(broken[0], last) if broken and len(self.over()) == self.world else None
@@ -265,7 +265,7 @@ class Session:
         return self.endings.crash(next(n for n in causes if self.endings.alike(n, self.cause)), last)
 
     def others_may_crash(self) -> bool:
-        """Whether a rank is still on its way to where another one has stopped."""
+        """Whether a rank may still get to where another rank stopped."""
         for rank in set(range(self.world)) - set(self.over()):
             stuck = self.diagnosis.ranks[rank].waiting and self.diagnosis.blocked(rank) is not None
             if not stuck and self.pulse.own[rank] - self.crashed_at[rank] <= PATIENCE:
@@ -273,7 +273,7 @@ class Session:
         return False
 
     def beyond_limits(self) -> Fault | None:
-        """A submission that takes too much, or that ends only with its sandbox."""
+        """The fault of a submission that exceeds its limits, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
         fault = limits.excess(self.server) or limits.stopped(self.server)
@@ -281,7 +281,7 @@ class Session:
         return fault
 
     def look(self) -> Fault | None:
-        """A rank that runs without end, or that nothing will wake."""
+        """The fault of a rank that runs endlessly, or that nothing will wake."""
         living = {n: pid for n, pid in enumerate(self.pids) if not self.endings.over(n)}
 
         def waiting(rank: int) -> bool:
@@ -297,10 +297,10 @@ class Session:
         return self.pulse.look(living, waiting, complete, where_now)
 
     def kill(self) -> None:
-        """End every rank and all it started."""
+        """End every rank and everything it started."""
         if self.server.sandbox and not self.lost and (stopped := limits.stopped(self.server)):
             self.lost, self.fault = True, self.fault or stopped
-        if self.lost:  # the server may not be able to
+        if self.lost:  # in case the server cannot
             self.server.close()
             return
         for rank, pid in enumerate(self.pids):

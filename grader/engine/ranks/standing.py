@@ -1,9 +1,9 @@
-"""A run that stands still: may it go on, or can it never? From what its ranks have noted, to words.
+"""A run that stands still: whether it may continue or never can, from its ranks' notes, in words.
 
-No process, no clock: the notes, which processes are there, and the time are given. The judge's diagnosis (`diagnose`)
-says what is certain. A run is hopeless if all its ranks wait for what can never happen, because a rank is gone or two
-of them are in calls that never match, and if nothing has moved for a while. All else, such as a rank that saves for ten
-minutes while the others wait, is told once, and left alone.
+Pure logic: the notes, the existing processes and the time are given. The judge's diagnosis (`diagnose`) says what is
+certain. A run is hopeless if all its ranks wait for something that can never happen, because a rank is gone or two
+ranks are in calls that never match, and if nothing has moved for a while. Anything else, such as a rank that saves for
+ten minutes while the others wait, is reported once and left alone.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from grader.engine.ranks.diagnose import Diagnosis, Fault, Op, differ, numbers, 
 from utils.watched.record import LAST, Seen
 
 PROOF = 5.0  # seconds without any movement before a run is called hopeless
-STANDSTILL = 180.0  # seconds after which a standstill that may end is reported
+STANDSTILL = 180.0  # seconds after which a standstill that may still end is reported
 IDLE = 0.1  # of a processor: less, and a rank in its backward pass waits for others (DDP's reducer waits in C++)
 BACKWARD = "_engine_run_backward"
-LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused")  # a rank whose peer was gone before
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused")  # a rank whose peer was gone earlier
 
 
 @dataclass
@@ -25,17 +25,17 @@ class Finding:
 
 
 class Standing:
-    """Looks at the ranks' notes again and again; says something when there is something to say."""
+    """Looks at the ranks' notes repeatedly, and reports what it finds."""
 
     def __init__(self) -> None:
-        self.since: float | None = None  # when it was last seen to move
+        self.since: float | None = None  # when the run was last seen to move
         self.last: list[tuple] = []
-        self.cpu: dict[int, float] = {}  # of each rank then
-        self.told = False  # of this standstill
+        self.cpu: dict[int, float] = {}  # the state of each rank then
+        self.told = False  # what was reported about this standstill
         self.known: set[str] = set()  # lines that were reported
 
     def look(self, seen: list[Seen], gone: dict[int, str], now: float) -> Finding | None:
-        """`gone`: how those ranks have ended whose process is not there any more; `now`: seconds, of any clock."""
+        """`gone`: how ranks ended whose process no longer exists; `now`: seconds, on any clock."""
         state = [(one.count, one.waiting, one.of, one.who["pid"], one.rank in gone) for one in seen]
         if self.since is None or state != self.last:
             self.since, self.last, self.told = now, state, False
@@ -56,13 +56,13 @@ class Standing:
         return Finding("; ".join(map(story, living)), False)
 
     def asleep(self, one: Seen, still: float) -> bool:
-        """Whether a rank is in its backward pass and does nothing."""
+        """Whether a rank is in its backward pass and idle."""
         used = one.beat.get("cpu", 0.0) - self.cpu[one.rank]
         return one.beat.get("in", "").endswith(BACKWARD) and used < IDLE * still
 
 
 def proof(seen: list[Seen], gone: dict[int, str], asleep: set[int]) -> Fault | None:
-    """Why no living rank can ever move again; None where one may."""
+    """Why no living rank can ever move again; None if one may."""
     living = [one for one in seen if one.rank not in gone]
     if not all(one.waiting or one.rank in asleep for one in living):
         return None
@@ -83,16 +83,16 @@ def proof(seen: list[Seen], gone: dict[int, str], asleep: set[int]) -> Fault | N
 
 
 def unlike(first: Op, second: Op) -> bool:
-    """Whether these are one call of one group, made differently."""
+    """Whether these are the same call of one group, made differently."""
     same = (first.event["name"], first.index) == (second.event["name"], second.index)
     return same and "peer" not in first.event and "peer" not in second.event and bool(differ(first.event, second.event))
 
 
 def aligned(seen: list[Seen]) -> tuple[Diagnosis, list[dict[int, Op]]]:
-    """The judge's diagnosis of the calls that are still known of all ranks; and each rank's, by their numbers.
+    """The judge's diagnosis of the calls that are still known for all ranks; and each rank's calls, by number.
 
-    Only the last calls are kept, so each stream (a group's collectives, or the messages of two ranks one way) is
-    compared from the first call on that all of its ranks still show.
+    Only the last calls are kept, so each stream (a group's collectives, or the messages from one rank to another) is
+    compared from the first call on that all of its ranks still have.
     """
     base: dict[str, int] = {}
     for one in seen:
@@ -100,7 +100,7 @@ def aligned(seen: list[Seen]) -> tuple[Diagnosis, list[dict[int, Op]]]:
         for call in one.calls:
             shown.setdefault(key(one, call), call["index"])
         counts = {key(one, {"stream": stream}): count for stream, count in one.beat.get("counts", {}).items()}
-        if one.count <= LAST:  # all are there
+        if one.count <= LAST:  # all ranks have noted something
             counts = {}
         for stream, first in (counts | shown).items():
             base[stream] = max(base.get(stream, 0), first)
@@ -117,7 +117,7 @@ def aligned(seen: list[Seen]) -> tuple[Diagnosis, list[dict[int, Op]]]:
 
 
 def key(one: Seen, call: dict) -> str:
-    """A stream's name, the same for its two ends. On a rank it is the group's, or "group send peer tag"."""
+    """A stream's name, the same at both ends. On a rank it is the group's name, or "group send peer tag"."""
     words = call["stream"].rsplit(" ", 3)
     if len(words) < 4 or words[1] not in ("send", "recv"):
         return call["stream"]
@@ -126,8 +126,8 @@ def key(one: Seen, call: dict) -> str:
 
 
 def waited_for(diagnosis: Diagnosis, ops: dict[int, Op], one: Seen) -> Op | None:
-    """The call that a waiting rank waits for: the one it has named, else its main thread's first that lacks a rank or
-    is made differently by one.
+    """The call that a waiting rank waits for: the one it named, else its main thread's first call that lacks a rank or
+    that another rank makes differently.
     """
     if one.of in ops:
         return ops[one.of]
@@ -142,7 +142,7 @@ def waited_for(diagnosis: Diagnosis, ops: dict[int, Op], one: Seen) -> Op | None
 
 
 def story(one: Seen) -> str:
-    """Where a rank is now."""
+    """The place of a rank now."""
     last = one.calls[-1] if one.calls else None
     call = next((call for call in one.calls if call["n"] == one.of), last)
     if one.waiting and call:
@@ -154,16 +154,17 @@ def story(one: Seen) -> str:
 
 
 def ending(seen: list[Seen], gone: dict[int, str]) -> str:
-    """What became of a run that has failed: calls that do not match; else which rank was first to go, and where it was,
-    and which waited for it, and where.
+    """Why a run failed: calls that do not match; otherwise which rank ended first and where, and which ranks waited for
+    it and where.
     """
     diagnosis, _ = aligned(seen)
-    if diagnosis.parted:  # gloo ends a process where one has more bytes than the other
+    if diagnosis.parted:  # gloo ends a process if one has more bytes than the other
         return diagnosis.mismatch().message
     first = [one for one in seen if one.rank in gone and not any(words in gone[one.rank] for words in LOST)]
     if not first:
         return ""
-    # A killed rank leaves no message; then ranks that stopped with an error, the earliest; then who has finished.
+    # First killed ranks, which leave no message; then the earliest that stopped with an error; then those that
+    # finished.
     cause = min(first, key=lambda one: (bool(one.gone), not one.gone.get("how"), one.gone.get("time", 0.0)))
     lines = cause.gone.get("lines") or cause.beat.get("lines") or [None]
     text = f"rank {cause.rank} is gone: {gone[cause.rank]}, at {place(lines[0])}"

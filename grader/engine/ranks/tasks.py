@@ -1,6 +1,6 @@
-"""What Linux says about threads: which wait, which wait for a processor, and how much CPU time each has had.
+"""What Linux reports about threads: which wait, which wait for a processor, and how much CPU time each has used.
 
-https://docs.kernel.org/scheduler/sched-stats.html and proc(5). Elsewhere there is nothing to read.
+https://docs.kernel.org/scheduler/sched-stats.html and proc(5). On other systems there is nothing to read.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-TIMED = ("nanosleep",)  # in what the kernel calls a sleep that ends on its own, as time.sleep does
+TIMED = ("nanosleep",)  # kernel functions of sleeps that end on their own, such as time.sleep
 
 
 class Task(NamedTuple):
@@ -16,10 +16,10 @@ class Task(NamedTuple):
 
     state: str  # R: it runs, or waits for a processor; S: it waits; D: it waits for a disk
     ran: float  # seconds on a processor
-    in_line: float  # seconds in which it could have run and was not let; known once it runs again
+    in_line: float  # seconds in which it was ready but did not run; known once it runs again
 
     def held_up(self, before: "Task", seconds: float) -> float:
-        """How many of the last `seconds` it was kept from running, if it was as `before` at their beginning."""
+        """For how many of the last `seconds` it was kept from running, given its state `before` them."""
         if self.state in "RD":
             kept = seconds - (self.ran - before.ran)
         else:
@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
 
 def tasks_of(pid: int) -> dict[int, Task]:
-    """The threads of a process, by their ids; none where the system does not tell."""
+    """The threads of a process, by id; empty if the system does not report them."""
     found = {}
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -40,9 +40,7 @@ def tasks_of(pid: int) -> dict[int, Task]:
 
 
 def read_kernel(file: str) -> str:
-    """What a file of the kernel's says, read at a third of what `Path.read_text` takes: a rank of many groups has
-    dozens of threads.
-    """
+    """Read a kernel file in a third of the time of `Path.read_text`: a rank with many groups has dozens of threads."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16).decode()
@@ -51,7 +49,7 @@ def read_kernel(file: str) -> str:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and theirs: the workers of its data loaders, say."""
+    """The descendants of a process, such as the workers of its data loaders."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
@@ -61,7 +59,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def wakes_by_itself(pid: int) -> bool:
-    """Whether the main thread is in a sleep that ends on its own. False where the kernel does not say."""
+    """Whether the main thread is in a sleep that ends on its own. False if the kernel does not say."""
     with suppress(OSError):
         return any(word in read_kernel(f"/proc/{pid}/wchan") for word in TIMED)
     return False

@@ -1,4 +1,4 @@
-"""What ranks leave in the folder of their run: printed lines, stacks, evidence, files."""
+"""Reads what ranks leave in the folder of their run: printed lines, stacks, evidence, files."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from grader.engine.ranks.run import Run
 from grader.engine.walls import sandbox
 from grader.engine.walls.plain import plain_bytes
 
-PRINTED = 1_000_000  # bytes of what a rank prints that are kept
-ANSWER = 5.0  # seconds that a rank is given to say where it is; unless the machine is busy, it takes none
-ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # bytes of what the ranks write that are kept
+PRINTED = 1_000_000  # the most bytes kept of what a rank prints
+ANSWER = 5.0  # seconds that a rank has to report where it is; it is immediate unless the machine is busy
+ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # the most bytes kept of what the ranks write
 
 
 class Traces:
-    """The folder of a run, in which all may be a stranger's doing. `units` are the names of the student's code."""
+    """The folder of a run; its contents may be hostile. `units` are the names of the student's files or cells."""
 
     def __init__(self, folder: Path, units: Collection[str]) -> None:
         self.folder, self.units = folder, units
@@ -31,7 +31,7 @@ class Traces:
             return ""
 
     def stack(self, rank: int) -> list[Where]:
-        """The lines of the student's code in what faulthandler wrote, the innermost first."""
+        """The lines of the student's code in what faulthandler wrote, innermost first."""
         found = []
         for line in self.text(rank, "stacks").splitlines():
             for unit in self.units:
@@ -41,7 +41,7 @@ class Traces:
         return found
 
     def where_now(self, rank: int, pid: int | None) -> list[Where]:
-        """Ask a rank for the lines it is at: faulthandler writes them, whatever the rank is doing."""
+        """Ask a rank where it is: faulthandler writes its stack, whatever the rank is doing."""
         if pid is None:
             return []
         try:
@@ -54,7 +54,7 @@ class Traces:
         return self.stack(rank)
 
     def collect(self, run: Run) -> None:
-        """What each rank printed, its evidence, and the files that they wrote."""
+        """What each rank printed, its evidence, and the files that the ranks wrote."""
         from grader.engine.ranks import evidence
 
         for rank in range(run.world):
