@@ -164,7 +164,7 @@ def test_which_runs_are_on_gpus():
 def test_a_class_keeps_its_backend(tmp_path):
     room = grade.open_class(tmp_path, ["01_collectives"], None, sandbox.NONE, 1, "nccl")
     assert room.backend == records.load(tmp_path).backend == "nccl"
-    with pytest.raises(ValueError, match="was begun with --backend nccl: a class is graded by one"):
+    with pytest.raises(ValueError, match="was started with --backend nccl: a class is graded by one"):
         grade.open_class(tmp_path, ["01_collectives"], None, sandbox.NONE, 1, "gloo")
 
 

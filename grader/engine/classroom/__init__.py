@@ -1,1 +1,1 @@
-"""Submissions come in, records and pages go out; it never reaches a verdict itself."""
+"""Submissions come in, records and pages go out; verdicts are reached elsewhere."""

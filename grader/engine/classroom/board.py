@@ -1,7 +1,7 @@
-"""The board: which TODO each student in the room is at, for the instructor.
+"""The board shows the instructor which TODO each student in the room is working on.
 
 Students who join write what their verdicts say, never code, into a shared folder, one small file each; the instructor's
-page is made from these files. They come from strangers: each is read as such, and what does not fit is left out.
+page is made from these files. They are untrusted: anything unexpected in them is left out.
 """
 
 import json
@@ -31,7 +31,7 @@ KEPT = 40  # lines of a student's file
 MOST = 16_000  # bytes of it
 NAME = 40  # letters
 STUDENTS = 500
-FILES = 5_000  # that are looked at in the folder
+FILES = 5_000  # files read in the folder
 QUIET = 15  # minutes without a verdict
 STATUS = ("pass", "fail")
 CAUSES = (
@@ -41,7 +41,7 @@ CAUSES = (
 
 
 class Line(NamedTuple):
-    """As much of a verdict as the board receives."""
+    """The part of a verdict that the board receives."""
 
     lesson: str
     todo: int
@@ -52,7 +52,7 @@ class Line(NamedTuple):
 
 class Student(NamedTuple):
     name: str
-    lines: list[Line]  # the oldest first
+    lines: list[Line]  # oldest first
     heard: float  # when the file was written
 
     @property
@@ -61,7 +61,7 @@ class Student(NamedTuple):
 
     @property
     def tries(self) -> int:
-        """Verdicts in a row on the TODO that the student is at."""
+        """Consecutive verdicts on the student's current TODO."""
         return len(self.run())
 
     def run(self) -> list[Line]:
@@ -73,7 +73,7 @@ class Student(NamedTuple):
         return found
 
     def minutes(self, now: float) -> int:
-        """Since the first of these verdicts; 0 once it passed."""
+        """Minutes since the first of these verdicts; 0 once it has passed."""
         return int((now - self.run()[-1].when) / 60) if self.at and self.at.status == "fail" else 0
 
     def quiet(self, now: float) -> int:
@@ -91,7 +91,7 @@ def join(folder: Path, name: str) -> Path:
 
 
 def leave() -> bool:
-    """Take this student's file away. False if there was no board."""
+    """Remove this student's file. False if there was no board."""
     if not OWN.is_file():
         return False
     Path(json.loads(OWN.read_text("utf-8"))["file"]).unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def leave() -> bool:
 
 
 def post(verdicts: list[Verdict]) -> str:
-    """Add verdicts to this student's file, if a board was joined. Returns what went wrong, in a line, or ""."""
+    """Add verdicts to this student's file, if a board was joined. Returns what went wrong, in one line, or ""."""
     if not verdicts or not OWN.is_file():
         return ""
     joined = json.loads(OWN.read_text("utf-8"))
@@ -116,20 +116,20 @@ def post(verdicts: list[Verdict]) -> str:
 
 
 def open_board(folder: Path) -> str:
-    """Make the folder in which all users may write, and none may remove another user's file. Returns a line of
-    advice, or "".
+    """Make the folder, in which all users may write but not remove another user's file. Returns a line of advice, or
+    "".
     """
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
     mode = folder.stat().st_mode
     if not mode & stat.S_ISVTX or not mode & stat.S_IWOTH:
-        return f"not everybody can write into {folder}, or others may remove their files: chmod 1777 makes it a board"
+        return f"not all users can write into {folder}, or they may remove each other's files: chmod 1777 it"
     return ""
 
 
 def read(folder: Path) -> list[Student]:
-    """The students of a board, of each account the file written last."""
+    """The students of a board: the newest file of each account."""
     newest: dict[int, tuple[float, Path]] = {}
     for entry in islice(folder.iterdir(), FILES):
         if FILE.fullmatch(entry.name):
@@ -146,7 +146,7 @@ def owner(about: os.stat_result) -> int:
 
 
 def student_of(path: Path, heard: float) -> Student | None:
-    """What a file says; None if it is none that this course writes."""
+    """The student described by a file; None if this course did not write it."""
     try:
         first, *rest = [json.loads(line) for line in plain_bytes(path, MOST).decode().splitlines()[: KEPT + 1]]
         name = plain_text(str(first["name"]), NAME).strip()
@@ -172,9 +172,7 @@ def titles_of(lesson: str) -> dict[int, str]:
 
 
 def page(students: list[Student], now: float) -> str:
-    """The page: at which TODO each student is; first, students who have been at one TODO longest; and what goes
-    wrong most often.
-    """
+    """The page: the current TODO of each student, longest on one TODO first; and the most frequent problems."""
     at = [(student, student.at) for student in students]
     wrong = [line for _, line in at if line and line.status == "fail" and line.cause != "not_attempted"]
     stuck = Counter(f"{line.lesson}/{line.todo}: {line.cause.replace('_', ' ')}" for line in wrong)
@@ -193,7 +191,7 @@ def page(students: list[Student], now: float) -> str:
 
 
 def follow(folder: Path, out: Path, seconds: float, pause: Callable[[float], object]) -> None:
-    """Write the page anew, again and again, until the pause raises. It holds no state: it may be killed at any time."""
+    """Update the page repeatedly, until the pause raises. It holds no state, so it may be killed at any time."""
     while True:
         write_whole(out, page(read(folder), time.time()))
         pause(seconds)

@@ -1,15 +1,15 @@
 """`./workbook grade`: a class of strangers' code, each submission behind its own walls, here or in a Slurm job array.
 
     OUT/class.json             what all were graded with: seed, lessons, their versions, backend
-    OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
+    OUT/records/STUDENT.json   one record per submission, from which everything else is made
     OUT/journal.jsonl          a line for each submission as it ends
     OUT/taken/STUDENT/         the files that were graded
 
-A worker process grades one submission after the other and writes its record, whole or not at all. However a worker is
-killed, submissions with a record are graded and those without are not: started again, it grades the rest.
+A worker process grades one submission after another and writes its record atomically. However a worker is killed,
+submissions with a record are graded and those without are not: started again, the command grades the rest.
 
-The judge is in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`), and
-the judge takes only evidence from there: JSON and safetensors, rank by rank, and what the kernel itself counts.
+The judge runs in the worker. The student's code runs in ranks forked from a server in a sandbox (see `sandbox.py`). The
+judge takes only evidence from there: JSON and safetensors, rank by rank, and the kernel's own counts.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from grader.engine.lesson.files import course_digest
 from grader.engine.walls import sandbox
 
 
-LAST = 5.0  # seconds that a worker has to put away what it has made
+LAST = 5.0  # seconds that a worker has to clean up
 
 
 class NoCluster(RuntimeError):
@@ -48,19 +48,21 @@ class NoCluster(RuntimeError):
 def open_class(
     out: Path, stems: list[str], seed: str | None, guards: sandbox.Guards, minutes: float, backend: str = "gloo"
 ) -> Class:
-    """Begin a class in `out`, or go on with the one that is there. Raises ValueError if that was graded otherwise."""
+    """Start a class in `out`, or continue the one that is there. Raises ValueError if that was graded differently."""
     (out / "records").mkdir(parents=True, exist_ok=True)
     digests = {stem: course_digest(stem) for stem in stems}
     known = read_record(out / "class.json")
     if known:
         if seed not in (None, known["seed"]):
-            raise ValueError(f"{out} was begun with another seed; leave --seed away to go on, or give a new folder")
+            raise ValueError(f"{out} was started with a different seed; omit --seed to continue, or give a new folder")
         if known["course"] != digests:
-            raise ValueError(f"{out} was begun with other lessons, or another version of them; give a new folder")
+            raise ValueError(
+                f"{out} was started with different lessons, or a different version of them; give a new folder"
+            )
         if known.get("backend", "gloo") != backend:
             raise ValueError(
-                f"{out} was begun with --backend {known.get('backend', 'gloo')}: a class is graded by one; give that,"
-                " or a new folder"
+                f"{out} was started with --backend {known.get('backend', 'gloo')}: a class is graded by one;"
+                " give that, or a new folder"
             )
     course = out / "course"
     if not known:
@@ -73,7 +75,7 @@ def open_class(
                 course,
                 ignore=shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__"),
             )
-        (course / ".venv").mkdir()  # where Python is shown inside
+        (course / ".venv").mkdir()  # where Python is visible inside
         os.chmod(out, 0o700)
         write_whole(
             out / "class.json",
@@ -88,7 +90,9 @@ def open_class(
 
 
 def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Path]:
-    """The submissions that have no record, or one of other files, or one that says that they could not be graded."""
+    """The submissions without a record, with a record of different files, or with one that says that they could not be
+    graded.
+    """
     left = {}
     for student, path in found.items():
         record = read_record(room.record(student))
@@ -99,7 +103,7 @@ def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Pa
 
 
 def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
-    """Grade these submissions in `jobs` workers; yields news of them as they come: verdicts, and ends."""
+    """Grade these submissions in `jobs` workers; yields events as they come: verdicts, and ends."""
     tasks: queue.SimpleQueue = queue.SimpleQueue()
     for student, path in left.items():
         tasks.put((student, path))
@@ -114,7 +118,7 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
             news.put({"worker": "gone"})
 
     def attend_to_all() -> None:
-        """One worker after the other: one that died with its submission is replaced."""
+        """Run one worker after another: a worker that died with its submission is replaced."""
         worker = None
         while not stopped.is_set():
             try:
@@ -130,7 +134,7 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
                     break
                 worker.stdin.close()
                 code = worker.wait()
-                by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # the system's doing, or a person's
+                by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # killed by the system or by a person
                 if refuse or (by_others and killed):
                     keep(room, failure(student, path, "the process that judges it died twice"))
                     news.put({"student": student, "over": True})
@@ -163,10 +167,10 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
 
 
 def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
-    """The same as `run` by a job array: each of `jobs` jobs takes its share, one submission after the other."""
+    """Like `run`, but with a job array: each of `jobs` jobs grades its part, one submission after another."""
     import submitit
 
-    # sbatch passes it on
+    # sbatch passes the environment on
     os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
         os.pathsep
     )
@@ -183,14 +187,14 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
             **options,
         )
         array = executor.map_array(grade_share, [str(room.out.resolve())] * len(shares), shares)
-    except Exception as problem:  # submitit's own, of many kinds
+    except Exception as problem:  # submitit's own errors, of many kinds
         raise NoCluster(
             "; ".join(line for line in str(problem).splitlines() if line.strip())[:300] or type(problem).__name__
         ) from problem
     waiting = {student: job for job, share in zip(array, shares) for student, _ in share}
     try:
         while waiting:
-            # Asked first: a record that is there now was there at the end.
+            # Asked before reading the record: a job that is done now has written its record.
             ended = {job.job_id for job in array if job.done()}
             for student, job in list(waiting.items()):
                 if stamp(room, student) == before[student]:
@@ -204,20 +208,20 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
                     )
                 del waiting[student]
                 yield {"student": student, "over": True}
-            time.sleep(0.5)  # a queue can only be asked
+            time.sleep(0.5)  # a queue can only be polled
     finally:
         for job in {job.job_id: job for job in waiting.values()}.values():
             job.cancel()
 
 
 def grade_share(out: str, share: list[tuple[str, str]]) -> None:
-    """The share of one job, on a node of a cluster: (student, path) after (student, path)."""
+    """Grade the part of one job, on a node of a cluster: a list of (student, path)."""
     for _ in run(load(Path(out)), {student: Path(path) for student, path in share}, jobs=1):
         pass
 
 
 def stamp(room: Class, student: str) -> float:
-    """When a student's record was written; 0.0 if there is none."""
+    """The time when a student's record was written; 0.0 if there is none."""
     try:
         return room.record(student).stat().st_mtime
     except FileNotFoundError:
@@ -225,8 +229,8 @@ def stamp(room: Class, student: str) -> float:
 
 
 def start_worker(room: Class) -> subprocess.Popen:
-    """With nothing of the instructor's in its environment: what the worker's servers know, a stranger's code might
-    read.
+    """Start a worker without the instructor's environment: a stranger's code might read whatever the worker's servers
+    know.
     """
     kept = {name: value for name, value in os.environ.items() if name in KEPT}
     return subprocess.Popen(
@@ -249,7 +253,7 @@ def start_worker(room: Class) -> subprocess.Popen:
 
 
 def end(worker: subprocess.Popen) -> None:
-    """End a worker, which puts away what it has made; one that is stuck is killed."""
+    """End a worker, which cleans up first; a stuck one is killed."""
     worker.terminate()
     try:
         worker.wait(LAST)
@@ -261,7 +265,7 @@ def end(worker: subprocess.Popen) -> None:
 def talk(
     worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", refuse: str = ""
 ) -> bool:
-    """Give a worker one submission, perhaps to `refuse` it unread; False if the worker died of it."""
+    """Give a worker one submission, perhaps to `refuse` it unread; False if the worker died from it."""
     try:
         task = {"student": student, "path": str(path.resolve()), "refuse": refuse}
         worker.stdin.write(json.dumps(task) + "\n")
@@ -277,10 +281,10 @@ def talk(
 
 
 def guards_for(wish: str, backend: str = "gloo") -> sandbox.Guards:
-    """The walls that are asked for, tried. Raises NoSandbox if they cannot be had here."""
+    """The requested walls, tested. Raises NoSandbox if they are not available here."""
     guards = sandbox.BY_NAME[wish]
-    if guards is sandbox.LANDLOCK and backend == "nccl":  # it would have to know each file that CUDA opens
-        raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
+    if guards is sandbox.LANDLOCK and backend == "nccl":  # Landlock would have to list each file that CUDA opens
+        raise sandbox.NoSandbox("on GPUs only bubblewrap is supported: apt-get install bubblewrap")
     if problem := sandbox.lacking(guards):
         raise sandbox.NoSandbox(f"--sandbox {wish}: {problem}")
     return guards

@@ -1,7 +1,8 @@
-"""The records of a class in nbgrader's gradebook: formgrader then shows every TODO, also of scripts and batch files.
+"""Writes the records of a class into nbgrader's gradebook: formgrader then shows every TODO, including those of scripts
+and batch files.
 
-Each lesson is an assignment, each TODO a cell with marks. What formgrader opens is a notebook made for it: the
-student's lines of each TODO, and below them what the judge said. It was never run.
+Each lesson is an assignment, each TODO a cell with marks. formgrader opens a notebook made for it, which was never run:
+the student's lines for each TODO, followed by the judge's verdict.
 """
 
 import os
@@ -25,14 +26,14 @@ from utils.whole import write_whole
 def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[str], None] = lambda _: None) -> Path:
     """Put the marks into ROOT/gradebook.db, and the notebooks below it. Returns the gradebook.
 
-    `heard` is called with the lesson, or the student, whose turn it is: nbgrader takes its time for each.
+    `heard` is called with the current lesson or student, since nbgrader takes a while for each.
     """
     root.mkdir(parents=True, exist_ok=True)
-    # nbgrader calls alembic by name; it is beside Python
+    # nbgrader calls alembic by name; it is in Python's folder
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     file = root / "gradebook.db"
     with warnings.catch_warnings(), Gradebook(f"sqlite:///{file}") as book:
-        warnings.simplefilter("ignore", SAWarning)  # nbgrader's own use of its database
+        warnings.simplefilter("ignore", SAWarning)  # warnings about nbgrader's own use of its database
         for stem in room.stems:
             heard(stem)
             book.update_or_create_assignment(stem)
@@ -74,7 +75,7 @@ def points_of(stem: str, number: int) -> int:
 
 
 def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookNode:
-    """What formgrader shows of one lesson of one student."""
+    """The notebook that formgrader shows for one lesson of one student."""
     taken = room.taken(record["student"])
     try:
         units = [*lessons.units(stem, taken), *lessons.batch_units(stem, taken)]

@@ -1,8 +1,8 @@
 """The course as a Gradescope autograder, https://gradescope-autograders.readthedocs.io/en/latest/specs/.
 
-The archive holds a release of the course, which has no solutions, and the two scripts that Gradescope calls. In its
-containers bubblewrap mostly may not start, so Landlock stands in: each submission has a container of its own. What
-Landlock lacks is in grader/THREATS.md.
+The archive contains a release of the course, without solutions, and the two scripts that Gradescope calls. In its
+containers bubblewrap usually cannot start, so Landlock is used instead: each submission has its own container. The
+limits of Landlock are in grader/THREATS.md.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ cp "$class/out/gradescope/submission.json" "$root/results/results.json"
 
 
 def pack(file: Path, stems: list[str]) -> None:
-    """Write the archive, with these lessons (default: all). Raises ReleaseError if a solution would go out with it."""
+    """Write the archive, with these lessons (default: all). Raises ReleaseError if it would contain a solution."""
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder) / "course"
         release.release(course, stems or None)

@@ -1,4 +1,4 @@
-"""Pages made from the records of a class: marks as CSV and for Gradescope, a page for each student, one for the
+"""Writes pages from the records of a class: marks as CSV and for Gradescope, a page for each student, and one for the
 instructor.
 """
 
@@ -80,7 +80,7 @@ count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, 
 
 
 def write(room: records.Class) -> list[Path]:
-    """All pages and tables of the class; returns the paths of those to look at."""
+    """Write all pages and tables of the class; returns the paths of those to look at."""
     graded = records.records(room)
     for folder in ("feedback", "gradescope"):
         (room.out / folder).mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def write(room: records.Class) -> list[Path]:
 
 
 def student_page(record: dict) -> str:
-    """One student's feedback: an HTML file that needs no other. All that may be the student's own text is escaped."""
+    """Write one student's feedback: a self-contained HTML file. Whatever may be the student's own text is escaped."""
     by: dict[str, list[Verdict]] = {}
     for verdict in record["verdicts"]:
         by.setdefault(verdict["lesson"], []).append(Verdict(**verdict))
@@ -159,7 +159,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
 
 
 def commonest(failures: list[dict]) -> list[tuple[str, int]]:
-    """Causes and how many have them, the commonest first. Those that differ in ranks or numbers only are one."""
+    """Causes and their counts, most common first. Causes that differ only in ranks or numbers count as one."""
     alike: dict[str, list[str]] = {}
     for verdict in failures:
         whole = f"{verdict['cause']}: {verdict['message']}"
@@ -169,14 +169,14 @@ def commonest(failures: list[dict]) -> list[tuple[str, int]]:
 
 
 def cause(verdict: dict) -> str:
-    """A failure in the words that many share."""
+    """The cause of a failure, worded so that equal causes match."""
     if verdict["cause"] in ("not_attempted", "prerequisite"):
         return {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}[verdict["cause"]]
     return textwrap.shorten(f"{verdict['cause'].replace('_', ' ')}: {verdict['message']}", 100, placeholder=" …")
 
 
 def stuck(record: dict) -> str:
-    """The first TODO that was tried and is not right."""
+    """The first TODO that was attempted and is not right."""
     return next(
         (
             f"{v['lesson']}/{v['todo']}"
@@ -195,7 +195,9 @@ def most(record: dict) -> float:
 
 
 def table(graded: list[dict], stems: list[str]) -> str:
-    """Marks as CSV: a line for each student, a column for each TODO. Not graded is empty, and not zero."""
+    """Write the marks as CSV: a line for each student, a column for each TODO. Empty means not graded, which is not
+    zero.
+    """
     names = [f"{stem}/{number}" for stem in stems for number in titles(stem)]
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -220,7 +222,7 @@ def gradescope(record: dict) -> dict:
     tests = []
     for verdict in record["verdicts"]:
         id = f"{verdict['lesson']}/{verdict['todo']}"
-        if id not in own:  # not judged: no fault of the student's, so neither points nor their lack
+        if id not in own:  # not judged, through no fault of the student: no points, and none missing
             continue
         said = [verdict["message"], *(f"{name}: {value}" for name, value in details(Verdict(**verdict)))]
         tests.append(

@@ -1,7 +1,7 @@
-"""The files kept of a class: how it is graded, and a record of each submission.
+"""The files of a class: how it is graded, and a record of each submission.
 
 OUT/class.json             what all were graded with: seed, lessons, their versions, backend
-OUT/records/STUDENT.json   one record a submission, the only truth; all else is made from these
+OUT/records/STUDENT.json   one record per submission, from which everything else is made
 OUT/journal.jsonl          a line for each submission as it ends
 OUT/taken/STUDENT/         the files that were graded
 """
@@ -22,14 +22,14 @@ from utils.whole import written_whole
 VERSION = 1  # of a record
 # Of the environment, in a worker
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
-SLACK = 60.0  # seconds that a worker may take, in addition to a submission's ranks: to start, to compare
+SLACK = 60.0  # seconds that a worker may take in addition to a submission's ranks, e.g. to start and to compare
 NOT_HANDED_IN = "it was not handed in"
 GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
 
 
 @dataclasses.dataclass(frozen=True)
 class Class:
-    """What all submissions of a class are graded with."""
+    """The settings for all submissions of a class."""
 
     out: Path
     stems: list[str]
@@ -43,15 +43,15 @@ class Class:
         return self.out / "records" / f"{file_name(student)}.json"
 
     def taken(self, student: str) -> Path:
-        """The folder with what was graded."""
+        """The folder with the files that were graded."""
         return self.out / "taken" / file_name(student)
 
 
 def file_name(student: str) -> str:
-    """A name for a student's files, whatever the student is called: none that leads elsewhere, and no two the same,
-    where a file system tells capitals from small letters.
+    """A safe file name for a student, whatever the student is called: it leads nowhere else, and no two students get
+    the same one, provided the file system distinguishes upper and lower case.
     """
-    # in every file system a name, and not too long for any
+    # valid, and not too long, in every file system
     plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[:80]
     if plain == student and not re.search(r"-[0-9a-f]{8}$", student):  # else it could be what another one is given
         return plain
@@ -63,20 +63,20 @@ def short(student: str) -> str:
 
 
 def shown(student: str) -> str:
-    """A student's name, fit for a terminal, a page, a spreadsheet and a data base. One that had to be changed for that
-    has a digest, so that no two differ only in invisible characters.
+    """A student's name, safe for a terminal, a page, a spreadsheet and a database. A name that had to be changed gets a
+    digest, so that no two differ only in invisible characters.
     """
     name = plain_text(unicodedata.normalize("NFKC", student), 80)
-    name = re.sub(r"[=;,|\t\n]", "_", name).strip()  # which a spreadsheet takes for a formula, or for its next field
+    name = re.sub(r"[=;,|\t\n]", "_", name).strip()  # a spreadsheet would read these as a formula or a separator
     name = re.sub(r"^[@+-]", "_", name)
     return name if name == student else f"{name} ({short(student)})"
 
 
 def keep(room: Class, record: dict) -> None:
-    """Write a record, whole or not at all, with what was there before in its history; then say so in the journal."""
+    """Write a record atomically, with earlier results in its history; then add a line to the journal."""
     path = room.record(record["student"])
     before = read_record(path)
-    record = cleaned(record) | {"student": record["student"]}  # by its very name it is found again
+    record = cleaned(record) | {"student": record["student"]}  # it is found again by this exact name
     if before and before["state"] != FAILED:
         history = before.pop("history", [])
         record["history"] = [
@@ -98,7 +98,7 @@ def keep(room: Class, record: dict) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Text that may in part be a stranger's: what no encoding has is written as its number."""
+    """Write a file atomically. The text may be a stranger's: characters that cannot be encoded are escaped."""
     with written_whole(path) as part:
         part.write_text(text, "utf-8", "backslashreplace")
 
@@ -122,15 +122,15 @@ def points(record: dict) -> float:
 
 
 def marks(record: dict) -> dict[str, float]:
-    """lesson/TODO -> points. A TODO that was not judged has none, unless a person gives them."""
+    """lesson/TODO -> points. A TODO that was not judged has none, unless a person gives some."""
     judged = [verdict for verdict in record["verdicts"] if verdict["cause"] != "not_judged"]
     own = {f"{verdict['lesson']}/{verdict['todo']}": verdict["points"] for verdict in judged}
     return own | {change["todo"]: change["points"] for change in record["overrides"]}
 
 
 def failure(student: str, path: Path, why: str) -> dict:
-    """The record of a submission that the machine, not the student, kept from being graded: no marks, and no zero
-    either.
+    """The record of a submission that could not be graded because of the machine, not the student: no marks, not even
+    zero.
     """
     return {
         "version": VERSION,
@@ -149,7 +149,7 @@ def failure(student: str, path: Path, why: str) -> dict:
 
 
 def longest(minutes: float) -> float:
-    """Seconds from the moment when a submission is given to a worker to its verdict, or the worker's end."""
+    """The most seconds from giving a submission to a worker until its verdict or the worker's end."""
     return 60 * minutes + SLACK
 
 
@@ -167,14 +167,14 @@ def load(out: Path) -> Class:
 
 
 def override(room: Class, student: str, todo: str, points: float, reason: str) -> dict:
-    """A person's mark in place of the judge's, with its reason. Raises ValueError if there is no such mark."""
+    """Replace the judge's mark with a person's, with a reason. Raises ValueError if there is no such mark."""
     record = read_record(room.record(student))
     if record is None or record["state"] == FAILED:
         raise ValueError(f"{student} has no marks in {room.out}")
     if todo not in {f"{verdict['lesson']}/{verdict['todo']}" for verdict in record["verdicts"]}:
         raise ValueError(f"{student} was not graded on {todo}")
     most = next(v["max_points"] for v in record["verdicts"] if f"{v['lesson']}/{v['todo']}" == todo)
-    if not 0 <= points <= most:  # not a number is neither
+    if not 0 <= points <= most:  # also rejects nan
         raise ValueError(f"{todo} is worth {most} point{'s' * (most != 1)}, so {points:g} cannot be its mark")
     if not reason.strip():
         raise ValueError("--reason is empty: the student reads there why the mark was changed")

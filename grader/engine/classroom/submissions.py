@@ -1,9 +1,9 @@
-"""What students handed in. Only their own files are taken, each as plain bytes of a likely size; the rest is left
-where it is.
+"""Reads submissions. Only the students' own files are taken, each as plain bytes of plausible size; the rest is
+ignored.
 
 A submission is a folder or an archive (tar in any compression, or zip) with any part of train/, notebooks/ and sbatch/,
-at its top or below one folder that packing put there. Its author may have wanted to harm the one who opens it: nothing
-is unpacked to disk, no link is followed, no name decides where anything is written.
+at its top or inside one folder that packing added. It may be hostile: nothing is unpacked to disk, no link is followed,
+and names in it never decide where anything is written.
 """
 
 import bz2
@@ -24,11 +24,11 @@ from typing import Any
 from grader.engine.lesson import files
 from grader.engine.walls import plain
 
-MOST_FILE = 5_000_000  # bytes; a notebook full of pictures has one or two million
+MOST_FILE = 5_000_000  # bytes; a notebook full of pictures has one or two megabytes
 MOST_ARCHIVE = 50_000_000  # bytes, packed
-MOST_UNPACKED = 300_000_000  # bytes that the entries of an archive claim
+MOST_UNPACKED = 300_000_000  # bytes that the entries of an archive claim in total
 MOST_ENTRIES = 20_000
-MOST_HEADER = 10_000  # bytes of what a tar says of one entry
+MOST_HEADER = 10_000  # bytes of a tar header of one entry
 HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -37,8 +37,9 @@ HEADERS = (
     tarfile.GNUTYPE_LONGLINK,
 )
 MOST_LIST = 5_000_000  # bytes of a zip file's list
-MOST_REASONS = 30  # that are kept of why something was not taken
-# The machine's own failures; what else goes wrong with a file (its path is too long, say) is the submission's doing.
+MOST_REASONS = 30  # lines kept about why something was not taken
+# Failures of the machine; anything else that goes wrong with a file (e.g. its path is too long) is the submission's
+# fault.
 OURS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ENOMEM", "EMFILE", "ENFILE", "ESTALE", "EROFS")}
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
@@ -49,7 +50,7 @@ class Refused(ValueError):
 
 @dataclass
 class Taken:
-    """The student's files of a submission: by their path in the course, and what was not taken and why."""
+    """The files of a submission, by path in the course, and what was not taken and why."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -63,8 +64,8 @@ class Taken:
 
 
 def students(folder: Path) -> dict[str, Path]:
-    """The submissions in a folder: student -> folder or archive. A student is named as the entry is, without its
-    ending.
+    """The submissions in a folder: student -> folder or archive. A student's name is the entry's name without its
+    suffix.
     """
     names: dict[Path, str] = {}
     for path in sorted(folder.iterdir()):
@@ -75,14 +76,14 @@ def students(folder: Path) -> dict[str, Path]:
             continue
         names[path] = path.name[: len(path.name) - len(ending)] if ending and not path.is_dir() else path.name
     while twice := {name for name, count in Counter(names.values()).items() if count > 1}:
-        # No student takes another's name: each is called as the whole entry is, and that is so for one entry only.
+        # If names collide, each student is called by the full name of the entry, which is unique.
         names |= {path: path.name for path, name in names.items() if name in twice}
     return {name: path for path, name in names.items()}
 
 
 def digest(path: Path, stems: list[str]) -> str:
-    """What tells a submission from the next one of the same student. Of an archive it is that of its bytes: who asks,
-    the main process, opens none.
+    """A digest that distinguishes a submission from the same student's next one. For an archive, it is computed from
+    its bytes: the main process, which asks, opens no archive.
     """
     try:
         if path.is_dir():
@@ -94,7 +95,7 @@ def digest(path: Path, stems: list[str]) -> str:
 
 
 def take(path: Path, stems: list[str]) -> Taken:
-    """The student's files of these lessons. Raises Refused if the whole cannot be opened."""
+    """Take the student's files of these lessons. Raises Refused if the submission as a whole cannot be opened."""
     wanted = {PurePosixPath(own.as_posix()) for stem in stems for own in files.own_files(stem)}
     taken = Taken()
     entries = _folder(path, taken) if path.is_dir() else _archive(path, taken)
@@ -117,7 +118,7 @@ def take(path: Path, stems: list[str]) -> Taken:
                 continue
             depth[own] = len(name.parts)
             taken.files[str(own)] = read
-    except Exception as error:  # what a broken archive raises no library says in full
+    except Exception as error:  # no library documents everything that a broken archive can raise
         if isinstance(error, Refused) or getattr(error, "errno", None) in OURS:
             raise
         raise Refused(plain.plain_text(f"{path.name} cannot be read: {type(error).__name__}: {error}", 300)) from None
@@ -153,7 +154,7 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
     if path.stat().st_size > MOST_ARCHIVE:
         raise Refused(f"{path.name} is longer than {MOST_ARCHIVE // 1_000_000} MB")
     if path.name.lower().endswith(".zip"):
-        if listed(path) > MOST_LIST:  # zipfile reads all of the list, however long
+        if listed(path) > MOST_LIST:  # zipfile reads the whole list, however long
             raise Refused(f"{path.name} has a list of more than {MOST_LIST // 1_000_000} MB")
         with zipfile.ZipFile(path) as archive:
             entries = [
@@ -171,8 +172,7 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
         unpack = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(
             path.suffix.lower(), open
         )
-        # A stream: nothing is read before it was looked at. A tar's headers may be as long as they like, hence the
-        # limit.
+        # A stream: nothing is read before it was checked. A tar's headers may have any length, hence the limit.
         with (
             unpack(path, "rb") as packed,
             tarfile.open(fileobj=Limited(packed, path.name), mode="r|", tarinfo=Header) as archive,
@@ -194,7 +194,7 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
 
 
 def listed(path: Path) -> int:
-    """Bytes that the list of a zip file's entries has, as zipfile takes it from the record at the end.
+    """The size in bytes of a zip file's list of entries, as zipfile reads it from the record at the end.
 
     https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.16; a file that is longer than 4 GB has -1 there.
     """
@@ -206,7 +206,7 @@ def listed(path: Path) -> int:
 
 
 class Header(tarfile.TarInfo):
-    """A header of a tar, of a likely length: tarfile looks through a long one of pax again from each of its digits."""
+    """A tar header of plausible length: tarfile takes quadratic time for long pax headers."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # made to be overridden, its comment says
         if self.type in HEADERS and self.size > MOST_HEADER:
@@ -215,7 +215,7 @@ class Header(tarfile.TarInfo):
 
 
 class Limited:
-    """A stream that ends the matter when more comes out of it than an archive may hold."""
+    """A stream that raises when more comes out of it than an archive may contain."""
 
     def __init__(self, stream: Any, name: str) -> None:
         self.stream, self.name, self.left = stream, name, MOST_UNPACKED
@@ -229,7 +229,7 @@ class Limited:
 
 
 def _safe(path: Path, entries, taken: Taken) -> Iterator[tuple]:
-    """The plain files among entries (name, bytes, whether it is a link, whether it is a plain file, how to read it)."""
+    """The safe files among entries (name, size, whether it is a link, whether it is a plain file, how to read it)."""
     unpacked = 0
     for count, (name, size, link, file, content) in enumerate(entries):
         unpacked += max(size, 0)

@@ -1,7 +1,7 @@
-"""A process that grades one submission after the other.
+"""A process that grades one submission after another.
 
-The judge is here. The student's code runs in ranks forked from a server in a sandbox (see `walls/`), and the judge
-takes only evidence from there: JSON and safetensors, rank by rank, and what the kernel itself counts.
+The judge runs here. The student's code runs in ranks forked from a server in a sandbox (see `walls/`). The judge takes
+only evidence from there: JSON and safetensors, rank by rank, and the kernel's own counts.
 """
 
 import ctypes
@@ -27,15 +27,16 @@ from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.engine import Engine
 
-MEMORY = 3 << 30  # bytes of a worker's own; torch and a large class's serial runs take a third of it
+MEMORY = 3 << 30  # bytes for the worker itself; torch and a large class's serial runs take a third of it
 
 
 def grade_one(
     outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> dict:
-    """The record of one submission; `heard` receives each verdict. Raises only for the machine's own failures.
+    """Grade one submission and return its record; `heard` receives each verdict. Raises only for failures of the
+    machine.
 
-    `refuse`: why it is not even looked at; "" if it is.
+    `refuse`: why it is rejected unread; "" if it is not.
     """
 
     began = time.monotonic()
@@ -87,7 +88,7 @@ def judge_lesson(
     record: dict,
     heard: Callable[[dict], None],
 ) -> None:
-    """Judge one lesson of a submission, in its own sandbox, which holds nothing of this lesson's answers."""
+    """Judge one lesson of a submission, in its own sandbox, which contains none of this lesson's answers."""
     folder, own = room.taken(record["student"]), seed(room, record)
     backend = backends.for_a_class(room.backend)
     packages = [package for package in [lessons.said_by_checks(stem, "PACKAGE")] if package]
@@ -110,8 +111,8 @@ def judge_lesson(
 
 
 def seed(room: Class, record: dict) -> str:
-    """What the checks of one submission draw from: what one student's feedback tells is of no use to another one, and
-    of none to the next submission.
+    """The seed for the checks of one submission: what one student's feedback reveals does not help other students, or
+    the same student's next submission.
     """
     return f"{room.seed}/{record['student']}/{record['digest']}"
 
@@ -119,19 +120,19 @@ def seed(room: Class, record: dict) -> str:
 def work(out: str) -> None:
     """A worker: submissions come in as JSON lines, verdicts and ends go out."""
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it ends, with everything that it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it ends, with everything that it started
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: it never outlives the command that started it
     room = load(Path(out))
-    # The first forks all others and runs nothing, the second runs the course's own code: what that loads, answers among
-    # it, is in no sandbox.
+    # The first forks all others and runs nothing; the second runs the course's own code, so that whatever it loads,
+    # including answers, is in no sandbox.
     with Engine() as outside, Engine(outside) as trusted:
         outside.start()
-        limit_memory()  # not of the ranks' server, which is there
-        gc.freeze()  # loaded objects stay, and need not be looked through
+        limit_memory()  # not in the ranks' server, which already exists
+        gc.freeze()  # loaded objects stay, so the garbage collector can skip them
         for line in sys.stdin:
             task = json.loads(line)
-            signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM, which ends it wherever it hangs
+            signal.setitimer(signal.ITIMER_REAL, longest(room.minutes))  # SIGALRM ends it wherever it hangs
             grade_and_keep(
                 outside,
                 trusted,
@@ -142,13 +143,15 @@ def work(out: str) -> None:
                 lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
             )
             signal.setitimer(signal.ITIMER_REAL, 0)
-            of_students.SERIAL.clear()  # what was drawn for this one serves no other
-            gc.collect()  # a judge and what its ranks left point at each other: else the next submission pays for it
+            of_students.SERIAL.clear()  # numbers drawn for this submission are not reused
+            gc.collect()  # a judge and its ranks' evidence refer to each other: free them before the next submission
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
 
 
 def limit_memory() -> None:
-    """What a submission makes the judge hold is a MemoryError, and so a verdict, before it is the machine's trouble."""
+    """Limit the judge's memory, so that a submission that fills it causes a MemoryError, and so a verdict, before the
+    machine runs out.
+    """
     if sys.platform == "linux":
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(
@@ -161,6 +164,6 @@ def grade_and_keep(
 ) -> None:
     try:
         record = grade_one(outside, trusted, room, student, path, refuse, heard)
-    except Exception as error:  # the machine's, not the student's
+    except Exception as error:  # the machine's fault, not the student's
         record = failure(student, path, f"{type(error).__name__}: {error}")
     keep(room, record)

@@ -1,1 +1,1 @@
-"""Sources come in, student files, units of code and releases go out; nothing of a lesson is ever run here."""
+"""Sources come in; student files, units of code and releases go out; no lesson's code is ever run here."""

@@ -1,7 +1,7 @@
-"""The course as a book: a static site of the lessons as students get them, and of the guides.
+"""Builds the course as a book: a static site of the guides, and of the lessons as students get them.
 
-The pages are gathered from a fresh release, so that they hold what students may see and nothing else; Sphinx turns them
-into a site that needs no network. The release's gate then reads the site, too.
+The pages come from a fresh release, so that they contain only what students may see; Sphinx turns them into a site that
+needs no network. Then the site, too, is searched for solutions.
 """
 
 import re
@@ -18,7 +18,7 @@ import nbformat
 from grader.engine.lesson import build, lessons, regions, release, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
-# In this order, those that are there.
+# In this order, as far as they exist.
 GUIDES = (
     "docs/students.md",
     "docs/planning.md",
@@ -34,14 +34,14 @@ CODE = (".py", ".sbatch", ".pbs", ".sh", ".toml")
 
 
 class BookError(ValueError):
-    """The book was not made; the message says why."""
+    """The book was not written; the message says why."""
 
 
 def write_book(folder: Path, say: Callable[[str], None]) -> int:
-    """Write the site into `folder`, which must be new, empty, or a book. Returns the number of its pages.
+    """Write the site into `folder`, which must be new, empty, or an earlier book. Returns the number of pages.
 
-    Raises BookError, and leaves what was there as it was, if the folder is something else, Sphinx complains or a
-    solution would be in the site.
+    Raises BookError, and leaves the folder unchanged, if it contains anything else, Sphinx complains, or the site would
+    contain a solution.
     """
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "objects.inv").is_file())):
         raise BookError(f"{folder}: it is neither empty nor a book; give a new folder")
@@ -68,9 +68,9 @@ def write_book(folder: Path, say: Callable[[str], None]) -> int:
 
 
 def gather(course: Path, source: Path) -> list[str]:
-    """Write Sphinx's source for the course released in `course`. Returns the pages, by their names without ending.
+    """Write Sphinx's source for the course released in `course`. Returns the names of the pages, without suffix.
 
-    Pages lie where their files lie in the course, so that links between files are links between pages.
+    Pages have the same paths as their files in the course, so that links between files become links between pages.
     """
     shutil.copytree(course / "images", source / "images")
     (source / "_static").mkdir()
@@ -103,7 +103,7 @@ def gather(course: Path, source: Path) -> list[str]:
 
 
 def page_of(stem: str) -> str:
-    """The file of a lesson's page: its notebook, or a text on its script."""
+    """The file of a lesson's page: its notebook, or a text about its script."""
     path = lessons.student_path(stem).relative_to(lessons.COURSE)
     return path.with_suffix(".ipynb" if lessons.is_notebook(stem) else ".md").as_posix()
 
@@ -113,7 +113,7 @@ def without_ending(name: str) -> str:
 
 
 def todo_list(stem: str) -> str:
-    """The lesson's TODOs with their minutes, and how they are checked."""
+    """The lesson's TODOs with their minutes, and the command that checks them."""
     efforts = tracks.efforts(stem)
     rows = [
         f"| {number} | {title} | {efforts[number].minutes}{' (further)' * efforts[number].further} |"
@@ -127,14 +127,14 @@ def todo_list(stem: str) -> str:
 
 
 def questions(stem: str, course: Path) -> str:
-    """The lesson's part of docs/questions.md, "" if it has none."""
+    """The lesson's section of docs/questions.md, "" if it has none."""
     file = course / QUESTIONS
     _, *parts = re.split(r"^## (\S+)\n", file.read_text("utf-8"), flags=re.MULTILINE) if file.is_file() else [""]
     return dict(zip(parts[::2], parts[1::2], strict=True)).get(stem, "").strip()
 
 
 def with_frame(stem: str, course: Path) -> nbformat.NotebookNode:
-    """A released notebook with its TODOs' list after the first cell, and its questions at the end."""
+    """A released notebook with the list of its TODOs after the first cell, and its questions at the end."""
     notebook = nbformat.read(course / page_of(stem), as_version=4)
     one_title(notebook)
     notebook.metadata.language_info["pygments_lexer"] = "ipython3"  # a cell may begin with ! or %
@@ -145,7 +145,7 @@ def with_frame(stem: str, course: Path) -> nbformat.NotebookNode:
 
 
 def one_title(notebook: nbformat.NotebookNode) -> None:
-    """Let a notebook of several parts have one title: every later heading goes down a level."""
+    """Give a notebook with several parts one title: every later heading moves down a level."""
     texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
     if sum(len(re.findall(r"^# ", cell.source, re.MULTILINE)) for cell in texts) > 1:
         for cell in texts:
@@ -163,7 +163,7 @@ def entry(name: str, course: Path) -> str:
 
 
 def script_page(stem: str, course: Path) -> str:
-    """A script's page: what its docstring says, its TODOs, its text if it is not sealed, its questions."""
+    """A script's page: its docstring, its TODOs, its text unless it is sealed, its questions."""
     name = lessons.student_path(stem).relative_to(lessons.COURSE)
     text = regions.compose(lessons.source_path(stem).read_text("utf-8"))
     said = re.match(r'"""(.*?)"""', text, re.DOTALL)
@@ -173,7 +173,7 @@ def script_page(stem: str, course: Path) -> str:
     else:
         parts.append(
             "The script begins with the solutions of earlier lessons, so it is not printed here. In the workbook it"
-            f" opens by itself when those are right, or by `./workbook open {stem}`."
+            f" opens on its own when those are right, or with `./workbook open {stem}`."
         )
     if asked := questions(stem, course):
         parts.append(f"## Questions\n\n{asked}")
@@ -181,9 +181,10 @@ def script_page(stem: str, course: Path) -> str:
 
 
 class Links:
-    """Links between the course's files, as links between the book's pages.
+    """Turns links between the course's files into links between the book's pages.
 
-    A link to code makes a page of that code. One to what is not in the book, a folder for instance, stays as its words.
+    A link to code adds a page with that code. A link to anything that is not in the book, such as a folder, becomes
+    plain text.
     """
 
     def __init__(self, course: Path, pages: list[str]) -> None:
@@ -202,7 +203,7 @@ class Links:
         nbformat.write(notebook, path)
 
     def write_code(self, source: Path) -> list[str]:
-        """A page for each file of code that was linked to. Returns their names."""
+        """Write a page for each linked file of code. Returns their names."""
         for name in sorted(self.code):
             text = (self.course / name).read_text("utf-8").rstrip()
             language = {".py": "python", ".toml": "toml"}.get(Path(name).suffix, "bash")
@@ -212,7 +213,7 @@ class Links:
         return sorted(self.code)
 
     def followed(self, text: str, name: str) -> str:
-        """A page's text with its links as they are in the book; `name` is the page's path in the course."""
+        """A page's text with links as in the book; `name` is the page's path in the course."""
         folder = (self.course / name).parent
 
         def link(found: re.Match[str]) -> str:

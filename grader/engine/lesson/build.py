@@ -1,4 +1,4 @@
-"""Writes the student files from their sources, and never over a student's work."""
+"""Writes the student files from their sources, without overwriting a student's work."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ CONTRIBUTING = "CONTRIBUTING.md"
 
 
 def student_files() -> dict[Path, str]:
-    """Path in the course → text, for all that is generated."""
+    """Path in the course → text, for all generated files."""
     root = lessons.source_root()
     files: dict[Path, str] = {}
     for path in sorted([*root.glob("train/*.py"), *root.glob("sbatch/*.*")]):
@@ -40,11 +40,11 @@ def student_files() -> dict[Path, str]:
 
 
 def batch_file(stem: str, kind: str) -> str:
-    """The batch file of a script that has none of its own: that of ddp_training, solved."""
+    """The batch file of a script without its own: ddp_training's, solved."""
     text = regions.without_todos(_batch_source(kind).read_text("utf-8"))
     solved = f"# It is the batch file of {lessons.WITH_BATCH_TODOS}, solved.\n"
     text = re.sub(r"# As given(.|\n)*?(?=#(SBATCH|PBS))", solved, text, count=1)
-    text = text.replace(f"#PBS -N {lessons.WITH_BATCH_TODOS}", f"#PBS -N {stem[:15]}")  # PBS takes no longer name
+    text = text.replace(f"#PBS -N {lessons.WITH_BATCH_TODOS}", f"#PBS -N {stem[:15]}")  # PBS accepts no longer name
     return text.replace(lessons.WITH_BATCH_TODOS, stem).replace(
         f"file of {stem}", f"file of {lessons.WITH_BATCH_TODOS}"
     )
@@ -57,7 +57,7 @@ def _batch_source(kind: str) -> Path:
 def build(force: bool = False) -> list[str]:
     """Writes what changed and returns a line for each file written or left alone.
 
-    A file that a student edited is left alone; with ``force`` it is kept aside first.
+    A file that a student edited is left alone; with ``force`` it is first copied aside.
     """
     recorded = _recorded()
     report: list[str] = []
@@ -84,7 +84,7 @@ def build(force: bool = False) -> list[str]:
 
 
 def pages_to_write() -> dict[str, str]:
-    """Path → text of the pages whose tables are no longer those of this course."""
+    """Path → text, for the pages whose tables are out of date."""
     tables = {
         README: ("lessons", lessons_table),
         TEACHING: ("tracks", tracks_tables),
@@ -102,7 +102,7 @@ def pages_to_write() -> dict[str, str]:
 
 
 def lessons_table() -> str:
-    """The lessons with what is built in each, and the hours of its TODOs."""
+    """The table of lessons: TODOs, hours, and what is built in each."""
     rows = ["| lesson | TODOs | hours | what you build |", "|---|---|---|---|"]
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
@@ -114,7 +114,7 @@ def lessons_table() -> str:
 
 
 def tracks_tables() -> str:
-    """For each track, what is done of each lesson, and the minutes for it."""
+    """For each track, a table of each lesson's TODOs in it, and their minutes."""
     parts = []
     for name, track in tracks.TRACKS.items():
         todos = tracks.members(name)
@@ -137,7 +137,7 @@ def keep_aside(path: Path) -> Path:
 
 
 def check_sources(only: Sequence[str] | None = None) -> list[str]:
-    """What is wrong with the sources or out of step with them, a line each; of all lessons, or of `only` these."""
+    """Problems in the sources, and files that do not match them, one line each; for all lessons, or `only` these."""
     chosen = only or all_stems()
     problems = [problem for stem in chosen for problem in _check_stem(stem)]
     for stem in chosen:
@@ -145,7 +145,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
         if checks.is_file() and lessons.titles(stem) and not lessons.said_by_checks(stem, "BUILDS"):
             problems.append(f"{_name(checks)}: has no BUILDS, the lesson's row in the table of {README}")
     if problems:
-        return problems  # what they build is not worth comparing
+        return problems  # broken sources build nothing worth comparing
     files = student_files()
     for path, text in files.items():
         file = lessons.COURSE / path
@@ -154,7 +154,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
         ):
             problems.append(f"{path}: not what its source builds; run ./workbook build")
     if only:
-        return problems  # the table and strays are no lesson's
+        return problems  # tables and stray files belong to no lesson
     problems += [f"{name}: not the table of this course; run ./workbook build" for name in pages_to_write()]
     for kind in ("train/*.py", "notebooks/*.ipynb", "sbatch/*.*"):
         for file in sorted(lessons.COURSE.glob(kind)):
@@ -164,7 +164,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
 
 
 def _check_stem(stem: str) -> Iterator[str]:
-    """Problems within the sources of one lesson, which share their TODO numbers."""
+    """Problems within the sources of one lesson, whose TODOs are numbered together."""
     if stem not in lessons.ORDER:
         yield f"{stem}: not in the order of the lessons (grader/engine/lesson/lessons.py)"
     seen: dict[int, str] = {}  # TODO → title
@@ -192,20 +192,20 @@ def _check_stem(stem: str) -> Iterator[str]:
                 yield f"{where} starts as its solution"
             if path.suffix != ".py" and "raise NotImplementedError" in start:
                 yield f"{where} needs a STUDENT part: a batch file cannot raise"
-    # numbered in the order a person works, which need not be the order of the file
+    # numbered in the order of work, which may differ from the order in the file
     if sorted(seen) != list(range(1, len(seen) + 1)):
         yield f"{stem}: its TODOs are numbered {', '.join(map(str, sorted(seen)))}, not 1 to {len(seen)}"
 
 
 def all_stems() -> list[str]:
-    """Lessons in order, then any stem that the order does not have."""
+    """Lessons in order, then any stem that is missing from the order."""
     root = lessons.source_root()
     found = {path.stem for kind in ("train/*.py", "notebooks/*.py", "sbatch/*.*") for path in root.glob(kind)}
     return lessons.stems() + sorted(found - set(lessons.stems()) - {lessons.PREFLIGHT})
 
 
 def _write_nbgrader_sources() -> None:
-    """Notebooks with their solutions, where nbgrader_config.py has nbgrader look."""
+    """Write notebooks with their solutions to where nbgrader_config.py makes nbgrader look."""
     for path in sorted((lessons.COURSE / "solutions" / "notebooks").glob("*.py")):
         from grader.engine.lesson import notebooks
 
@@ -216,7 +216,7 @@ def _write_nbgrader_sources() -> None:
 
 
 def _edited(path: Path, recorded: dict[str, str]) -> bool:
-    """Whether the file is neither what the last build wrote nor what git has."""
+    """Whether the file differs from the last build's and from git's."""
     content = (lessons.COURSE / path).read_bytes()
     if recorded.get(str(path)) == _digest(content):
         return False
@@ -227,7 +227,7 @@ def _edited(path: Path, recorded: dict[str, str]) -> bool:
 
 
 def _recorded() -> dict[str, str]:
-    """Path → digest of what the last build wrote."""
+    """Path → digest of the file that the last build wrote."""
     record = _workbook() / "built.json"
     return json.loads(record.read_text("utf-8")) if record.is_file() else {}
 

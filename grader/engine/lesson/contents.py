@@ -1,4 +1,4 @@
-"""The tree of the course for `CONTRIBUTING.md`, with a line for each file: the first sentence of its docstring."""
+"""The list of files for `CONTRIBUTING.md`, each with the first sentence of its docstring."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons
 
-# Folders whose files are named one by one; of a lesson's own files, a glob stands for all.
+# Folders whose files are listed one by one; a glob stands for all files of lessons.
 FOLDERS = ("utils", "grader", "images", "tests", "benchmarks")
 OF_LESSONS = {
     "grader/test_*.py": "The checks, reasons and hints of a lesson.",
@@ -18,7 +18,7 @@ OF_LESSONS = {
 
 
 def tree() -> str:
-    """A list of files below each folder's name and sentence."""
+    """A list of files below each folder's name and description."""
     found = []
     for top in FOLDERS:
         for folder in [lessons.COURSE / top, *sorted((lessons.COURSE / top).rglob("*/"))]:

@@ -1,4 +1,4 @@
-"""A student's own files: as they were given, how they differ, and packed to hand in."""
+"""A student's own files: their original state, how they differ from it, and packing them to hand in."""
 
 import difflib
 import hashlib
@@ -21,7 +21,7 @@ def own_files(lesson: str) -> dict[Path, Path]:
 
 
 def pristine(path: Path, source: Path) -> str:
-    """The text of a student file as it was given."""
+    """The original text of a student file."""
     if path.suffix != ".ipynb":
         return regions.compose(source.read_text("utf-8"))
     from grader.engine.lesson import notebooks  # nbgrader takes seconds to import; scripts need none
@@ -30,7 +30,7 @@ def pristine(path: Path, source: Path) -> str:
 
 
 def readable(path: Path, text: str) -> list[str]:
-    """The lines that are compared: of a notebook those of its cells, without outputs and identifiers."""
+    """The lines that are compared: for a notebook, the lines of its cells, without outputs and ids."""
     if path.suffix != ".ipynb":
         return text.splitlines()
     try:
@@ -46,7 +46,7 @@ def readable(path: Path, text: str) -> list[str]:
 
 
 def diff(lesson: str) -> list[str]:
-    """What the student changed, as a unified diff."""
+    """The student's changes, as a unified diff."""
     lines: list[str] = []
     for path, source in own_files(lesson).items():
         mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
@@ -61,7 +61,7 @@ def diff(lesson: str) -> list[str]:
 
 
 def reset(lesson: str) -> list[str]:
-    """Bring the lesson's files back as they were given. Returns a line for each."""
+    """Restore the lesson's files to their original state. Returns a line for each."""
     report = []
     for path, source in own_files(lesson).items():
         file, text = lessons.COURSE / path, pristine(path, source)
@@ -77,9 +77,9 @@ def reset(lesson: str) -> list[str]:
 
 
 def pack(archive: Path, stems: list[str]) -> list[str]:
-    """Pack the student's files of some lessons. Returns a line for each; raises ValueError if there are none.
+    """Pack the student's files of some lessons. Returns a line for each file; raises ValueError if there are none.
 
-    manifest.json beside them says which version of the course they are for, and what each file is.
+    The archive's manifest.json records the version of the course and a description of each file.
     """
     report, contents = [], {}
     for path, source in ((p, s) for stem in stems for p, s in own_files(stem).items()):
@@ -101,25 +101,25 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
         raise ValueError(f"--out {archive}: there is no folder {archive.parent}")
     with written_whole(archive) as part, tarfile.open(part, "w:gz") as tar:
         for name, content in contents.items():
-            entry = tarfile.TarInfo(name)  # plain: no owner, no rights, no time
+            entry = tarfile.TarInfo(name)  # plain: no owner, permissions or time
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return report
 
 
 def is_pristine(path: Path, source: Path) -> bool:
-    """Whether nothing was done in a file; a notebook that was only run counts as such."""
+    """Whether a file is unchanged; a notebook that was only run counts as unchanged."""
     mine = (lessons.COURSE / path).read_text("utf-8", errors="replace")
     try:
         return bool(regions.parse(source.read_text("utf-8"))) and readable(path, mine) == readable(
             path, pristine(path, source)
         )
-    except ValueError:  # a notebook that nobody can read is not as it was given
+    except ValueError:  # an unreadable notebook has been changed
         return False
 
 
 def course_digest(lesson: str) -> str:
-    """The lesson's version: the same in the full course and in a release of it."""
+    """The version of the lesson: the same in the full course and in its releases."""
     texts = [source.read_text("utf-8") for source in lessons.sources(lesson)]
     texts = [regions.strip_solutions(text) for text in texts if regions.titles(text)] or texts
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Where a lesson's files lie, and the code that is graded in them.
+"""Where a lesson's files are, and the graded code in them.
 
-A lesson is a stem. Its source lies in ``solutions/`` or, in a student's copy of
-the course, without the solutions in ``grader/start/``; its student files in
-``train/``, ``notebooks/`` and ``sbatch/``. The file system is the only register;
-only the order of the lessons is written down.
+A lesson is a stem. Its source is in ``solutions/`` or, in a student's copy of
+the course and without solutions, in ``grader/start/``; its student files are in
+``train/``, ``notebooks/`` and ``sbatch/``. There is no register of lessons
+except the file system; only their order is written down.
 """
 
 import ast
@@ -19,8 +19,8 @@ from grader.engine.lesson import regions
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# nbformat's validator would load a grammar of international web addresses, which takes two seconds and which no
-# notebook of ours needs. It does without where the module cannot be imported.
+# nbformat's validator would load a grammar of international web addresses, which takes two seconds and which our
+# notebooks do not need. If the module cannot be imported, it works without.
 sys.modules.setdefault("rfc3987_syntax", None)
 
 COURSE = Path(__file__).resolve().parents[3]
@@ -48,20 +48,20 @@ ORDER = (
     "11_when_it_hangs",
 )
 
-BASELINE = "single_gpu_training"  # complete as given: the serial run that every parallel run must equal
+BASELINE = "single_gpu_training"  # complete as given: the serial run, which every parallel run must equal
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
-PREFLIGHT = "preflight"  # the batch file that is no lesson's
-WITH_BATCH_TODOS = "ddp_training"  # the lesson whose batch files have TODOs; later scripts get them solved
-MOST_CODE, MOST_LINES = 500_000, 20_000  # of a script, or of all cells of a notebook
+PREFLIGHT = "preflight"  # the batch file that belongs to no lesson
+WITH_BATCH_TODOS = "ddp_training"  # the lesson with TODOs in its batch files; later scripts get them solved
+MOST_CODE, MOST_LINES = 500_000, 20_000  # characters of a script, or of all cells of a notebook
 MOST_CELLS = 1000
 
 
 class Unit(NamedTuple):
-    """A piece of a student's lesson that runs as one: a script, or a cell."""
+    """A piece of a student's lesson that runs as a whole: a script or a cell."""
 
     name: str  # "train/ddp_training.py" or "notebooks/01_collectives.ipynb, cell 5"
     text: str
-    source: str  # what it was made from, with regions; "" for a cell of the student's own
+    source: str  # its source, with regions; "" for a cell that the student added
 
 
 class Ran(NamedTuple):
@@ -72,17 +72,17 @@ class Ran(NamedTuple):
 
 
 def source_root() -> Path:
-    """The folder of the sources: they are complete in solutions/, stripped in a release."""
+    """The folder of the sources: complete in solutions/, stripped in a release."""
     return COURSE / "solutions" if has_solutions() else COURSE / "grader" / "start"
 
 
 def has_solutions() -> bool:
-    """Whether this is the whole course; a student's copy has none."""
+    """Whether this is the whole course; a student's copy has no solutions."""
     return (COURSE / "solutions").is_dir()
 
 
 def sources(stem: str) -> list[Path]:
-    """All source files of a lesson: what is graded first, then the batch files."""
+    """All source files of a lesson: first the graded file, then the batch files."""
     root = source_root()
     graded = [root / kind / f"{stem}.py" for kind in ("train", "notebooks")]
     batch = [path for kind in BATCH if (path := root / "sbatch" / f"{stem}{kind}").is_file()]
@@ -101,7 +101,7 @@ def source_path(stem: str) -> Path:
 
 
 def comes_after(stem: str, earlier: str) -> bool:
-    """In course order; a lesson does not come after itself."""
+    """Whether one lesson is later in the course than another; not true of a lesson and itself."""
     return ORDER.index(stem) > ORDER.index(earlier)
 
 
@@ -117,35 +117,35 @@ TAUGHT_IN = re.compile(r'^TAUGHT_IN = "(\w+)"', re.MULTILINE)  # in a module of 
 
 
 def taught(course: Path = COURSE) -> dict[Path, str]:
-    """What the library has of lessons: the module's file -> the lesson that teaches it."""
+    """The library's modules with answers: file -> the lesson that teaches them."""
     modules = {path: TAUGHT_IN.search(path.read_text("utf-8")) for path in sorted((course / "utils").rglob("*.py"))}
     return {path: found[1] for path, found in modules.items() if found}
 
 
 def ahead(lesson: str, taught: dict[Path, str]) -> list[Path]:
-    """Of the modules that teach something, those that have what this lesson, or one after it, teaches."""
+    """The modules with answers to this lesson or a later one."""
     later = ORDER[ORDER.index(lesson) :] if lesson in ORDER else ()
     return [path for path, teaches in taught.items() if teaches in later]
 
 
 def module_name(file: Path, course: Path = COURSE) -> str:
-    """What an import calls a file of the course: utils/plots/base.py is utils.plots.base."""
+    """The module name of a file of the course: utils.plots.base for utils/plots/base.py."""
     return ".".join(file.relative_to(course).with_suffix("").parts).removesuffix(".__init__")
 
 
 def lacking(stem: str) -> str:
-    """One line that says how to install the package that a lesson needs beside the others, if it is not there; else "".
+    """One line that says how to install the additional package that a lesson needs, if it is missing; else "".
 
-    The lesson's check file names it, `PACKAGE = "lightning"`, and does not import it: the fork-server does.
+    The lesson's check file names it, `PACKAGE = "lightning"`, but does not import it; the fork-server does.
     """
-    from utils.optional import lacks  # here, for nbgrader uses this module where utils/ is not
+    from utils.optional import lacks  # here, since nbgrader uses this module where utils/ is missing
 
     package = said_by_checks(stem, "PACKAGE")
     return lacks(package) if package else ""
 
 
 def said_by_checks(stem: str, name: str) -> str:
-    """What a lesson's check file says of it in a line of its own, `NAME = "…"`, without importing it; "" if nothing."""
+    """The value in a line `NAME = "…"` of a lesson's check file, which is not imported; "" if there is none."""
     checks = COURSE / "grader" / f"test_{stem}.py"
     found = re.search(rf'^{name} = "(.+)"$', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
     return found[1] if found else ""
@@ -156,10 +156,10 @@ def is_notebook(stem: str) -> bool:
 
 
 def student_path(stem: str, target: str | Path | None = None) -> Path:
-    """The file to grade in the folder ``target`` (relative to the course; default: the course).
+    """The file to grade in the folder ``target`` (relative to the course, which is the default).
 
-    A folder of sources will do as well: a script with regions is a complete program,
-    and a notebook may be there in py:percent form.
+    A folder of sources also works: a script with regions is a complete program, and a notebook may be in py:percent
+    form.
     """
     folder = COURSE / (target or "")
     if not is_notebook(stem):
@@ -170,13 +170,12 @@ def student_path(stem: str, target: str | Path | None = None) -> Path:
 
 
 def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | None = None) -> list[Unit]:
-    """The graded code of a lesson: the script, or every code cell of the student's in order.
+    """The graded code of a lesson: the script, or all of the student's code cells in order.
 
-    ``target`` is the folder to grade, or the file itself. ``latest`` has a notebook's
-    cells as a kernel last ran them, by cell id: it knows them before they are saved. A
-    new cell that the file does not have yet comes last.
-    Cells that the course locks (tests, set-up) are left out, and so are magics and
-    shell lines. Raises FileNotFoundError, or ValueError for an unreadable notebook.
+    ``target`` is the folder to grade, or the file itself. ``latest`` has a notebook's cells as a kernel last ran them,
+    by cell id: it knows them before they are saved. A new cell that is not yet in the file comes last. Cells that the
+    course locks (tests, set-up) are left out, and so are magics and shell lines. Raises FileNotFoundError, or
+    ValueError for an unreadable notebook.
     """
     source = source_path(stem).read_text("utf-8")
     path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
@@ -201,14 +200,16 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | 
 
 
 def of_likely_size(code: str, path: Path) -> str:
-    """The code, which is compared with the source line by line: that of a lesson has some hundred lines."""
+    """The code, unless it is implausibly long: it is compared with the source line by line, and a lesson has a few
+    hundred lines.
+    """
     if len(code) > MOST_CODE or code.count("\n") > MOST_LINES:
         raise ValueError(f"{path}: more code than a lesson has ({len(code):,} characters, {MOST_CODE:,} are read)")
     return code
 
 
 def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
-    """The lesson's batch files with TODOs, as far as they are there."""
+    """The lesson's batch files with TODOs, as far as they exist."""
     folder = COURSE / (target or "")
     found = []
     for source in sources(stem):
@@ -227,13 +228,13 @@ def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved
     for cell in cells:
         if ran := missing.pop(cell.get("id", ""), None):
             cell.source = ran.source
-    # One that ran before the file was saved, and is not in it, was deleted.
+    # A cell that ran before the file was saved, and is not in it, was deleted.
     cells += [new_code_cell(ran.source) for ran in missing.values() if ran.when > saved]
 
 
 def read_percent(source: str, stem: str) -> "NotebookNode":
-    """A py:percent source as a notebook whose cell ids are derived, not drawn by chance."""
-    import jupytext  # here, not above: a script's check need not wait for it
+    """A py:percent source as a notebook whose cell ids are derived from it, not random."""
+    import jupytext  # imported here, so that a script's check does not wait for it
 
     notebook = jupytext.reads(source, fmt="py:percent")
     for index, cell in enumerate(notebook.cells):
@@ -244,24 +245,24 @@ def read_percent(source: str, stem: str) -> "NotebookNode":
 
 
 def is_locked(cell: "NotebookNode") -> bool:
-    """Whether the cell is the course's: a test, or one that nbgrader restores."""
+    """Whether the cell belongs to the course: a test, or a cell that nbgrader restores."""
     marks = _nbgrader(cell)
     return not marks.get("solution") and bool(marks.get("grade") or marks.get("locked"))
 
 
-# What parsing raises for text that is no Python. The last two: too deep for the parser.
+# What parsing raises for text that is not Python. The last two: nested too deeply for the parser.
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 
-# Cell magics whose cell is Python all the same; the cell of any other is left out.
+# Cell magics whose cell is still Python; cells with any other magic are left out.
 PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
 MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
 
 
 def without_magics(code: str) -> str:
-    """The code with ``pass`` for each magic, shell line or ``help?``, so that lines keep their number."""
+    """The code with ``pass`` in place of each magic, shell line or ``help?``, so that line numbers stay the same."""
     try:
         ast.parse(code)
-        return code  # so a line that opens with % goes on from the line above
+        return code  # then a line that starts with % continues the line above
     except NO_PYTHON:
         lines = code.split("\n")
         return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
@@ -272,7 +273,7 @@ def _is_foreign(code: str) -> bool:
 
 
 def _is_graded(cell: "NotebookNode") -> bool:
-    """Whether other cells may use what this one of the source makes: it is not a test, and it defines something."""
+    """Whether other cells may use what this source cell defines: it is not a test, and it defines something."""
     makes = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
     return (
         cell.cell_type == "code"
@@ -286,7 +287,7 @@ def _nbgrader(cell: "NotebookNode") -> dict[str, Any]:
 
 
 def _key(cell: "NotebookNode") -> str:
-    """What a student's cell and its source have in common."""
+    """The key by which a student's cell is matched to its source."""
     return _nbgrader(cell).get("grade_id") or cell.get("id", "")
 
 
@@ -295,15 +296,15 @@ def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # cells without an id, which other editors write
-            if text.count('"cell_type"') > MOST_CELLS:  # to look at each takes a millisecond
+            warnings.simplefilter("ignore")  # cells without an id, as written by some editors
+            if text.count('"cell_type"') > MOST_CELLS:  # each takes a millisecond to read
                 raise ValueError(f"more than {MOST_CELLS} cells")
             cells = nbformat.reads(text, as_version=4).cells
-        # nbformat only logs what is invalid; what is read of a cell here must be there
+        # nbformat only logs problems; the fields used here must exist
         for cell in cells:
             if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
                 raise TypeError("a cell without source")
         return cells
-    except Exception as error:  # what a strange version or minor version raises in nbformat is of every kind
+    except Exception as error:  # nbformat raises many kinds of errors for unknown versions
         reason = str(error).split("\n")[0][:80] or type(error).__name__
         raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

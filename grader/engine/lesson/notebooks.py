@@ -1,4 +1,4 @@
-"""Notebooks: from a py:percent source to the .ipynb that a student gets.
+"""Turns a py:percent source into the .ipynb that a student gets.
 
 nbgrader makes the release, with one preprocessor of ours in place of its
 ClearSolutions, so that a region means the same in a notebook as in a script.
@@ -21,12 +21,12 @@ from nbgrader.utils import is_solution
 
 from grader.engine.lesson import lessons, regions
 
-# The name is that of the kernel every installation has, so the notebook opens anywhere.
+# The kernel that every installation has, so that the notebook opens anywhere.
 KERNEL = {"name": "python3", "display_name": "Parallel training", "language": "python"}
 
 
 class ClearRegions(NbGraderPreprocessor):
-    """Puts the student's text in place of each solution, by the grammar of ``regions``."""
+    """Replaces each solution with the student's text, by the grammar of ``regions``."""
 
     def preprocess_cell(
         self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
@@ -43,12 +43,12 @@ class ClearRegions(NbGraderPreprocessor):
         return cell, resources
 
 
-# nbgrader's steps in nbgrader's order, ours in the place of one.
+# nbgrader's steps in nbgrader's order, with ours replacing one.
 STEPS = [
     ClearRegions if step is ClearSolutions else step
     for step in GenerateAssignment.preprocessors.default(GenerateAssignment)
 ]
-# These need a gradebook, a kernel or files of their own, and change none of our cells.
+# These need a gradebook, a kernel or files of their own, and do not change our cells.
 OUTSIDE_THE_BUILD = (IncludeHeaderFooter, InstantiateTests, SaveCells)
 
 
@@ -70,8 +70,8 @@ def to_notebook(percent_source: str, lesson: str, released: bool) -> NotebookNod
 
 
 def slide_type(cell: NotebookNode) -> str:
-    """Jupyter's word for what a cell is among the slides: a heading of the first two levels begins a slide, a TODO has
-    one below it, prose goes on; other code is left out.
+    """The Jupyter slide type of a cell: a heading of the first two levels starts a slide, a TODO a slide below it,
+    prose continues one; other code is left out.
     """
     if cell.cell_type == "markdown":
         return "slide" if cell.source.startswith(("# ", "## ")) else "-"

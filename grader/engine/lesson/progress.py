@@ -1,10 +1,11 @@
-"""What a student has done so far: a text file, a line for each TODO.
+"""A student's progress: a text file with a line for each TODO.
 
     ddp_training/4 fail hints=2
 
-It may be edited, and a later version of the course may know other lessons:
-lines that say nothing to this one are kept as they are. Its first line names the numbering of the TODOs: a file of
-another numbering would tell of other TODOs, so it is kept aside.
+It may be edited, and another version of the course may have different lessons:
+unknown lines are kept as they are. The first line names the numbering of the
+TODOs: in a file with a different numbering the lines mean different TODOs, so it
+is set aside.
 """
 
 import re
@@ -19,18 +20,18 @@ from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.tracks import Id
 from utils.whole import written_whole
 
-NUMBERING = "# TODO numbers of 2026-11-23"  # change it when TODOs of lessons that are in use get other numbers
+NUMBERING = "# TODO numbers of 2026-11-23"  # change it when TODOs of published lessons are renumbered
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
 
 
 @dataclass
 class Entry:
     state: str = "new"  # new | pass | fail | skipped, as last checked
-    hints: int = 0  # steps of the hint that were shown
+    hints: int = 0  # how many hints were shown
 
 
 class Progress:
-    """The progress file, read anew for each look: `watch` and `hint` may run side by side."""
+    """The progress file, read again each time: `watch` and `hint` may run at the same time."""
 
     def __init__(self) -> None:
         self.path = lessons.COURSE / ".workbook" / "progress.txt"
@@ -39,7 +40,7 @@ class Progress:
         return self._parse()[0]
 
     def write(self, changes: dict[Id, str | int]) -> None:
-        """Set states (text) or hint steps (a number); without changes the file stays as it is."""
+        """Set states (text) or numbers of hints (int); without changes the file is not written."""
         if not changes:
             return
         entries, foreign = self._parse()
@@ -57,7 +58,7 @@ class Progress:
             part.write_text("\n".join([NUMBERING, *lines, *foreign]) + "\n", "utf-8")
 
     def forget(self, lesson: str) -> None:
-        """Drop all that is known of a lesson that begins anew."""
+        """Forget a lesson that starts again from its original state."""
         known = [todo for todo in self.read() if todo[0] == lesson]
         self.write(dict.fromkeys(known, "new"))
         self.write(dict.fromkeys(known, 0))
@@ -76,12 +77,12 @@ class Progress:
         return entries, foreign
 
     def _keep_aside(self) -> list[str]:
-        """Move a file of another numbering out of the way, over none that is there; the student begins anew."""
+        """Move a file with a different numbering aside, without overwriting any; progress starts empty."""
         number = 1
         while (kept := self.path.with_name(f"progress-{number}.txt")).exists():
             number += 1
         self.path.rename(kept)
-        print(f"the TODOs have new numbers: your progress of before is kept in .workbook/{kept.name}", file=sys.stderr)
+        print(f"the TODOs have new numbers: your earlier progress is kept in .workbook/{kept.name}", file=sys.stderr)
         return []
 
 
@@ -91,15 +92,15 @@ def right() -> set[str]:
 
 
 def exercises() -> list[str]:
-    """The lessons with something to do, in course order."""
+    """The lessons with TODOs, in course order."""
     return [lesson for lesson in lessons.stems() if titles(lesson)]
 
 
 def next_todo(among: Collection[Id] | None = None) -> Id | None:
-    """The TODO to go on with; None if all have passed.
+    """The TODO to do next; None if all have passed.
 
-    It is the first open one from the lesson on in which the student got furthest: a student who starts in the middle is
-    not sent back. What was left out before comes last. `among` limits the choice to some TODOs.
+    It is the first open one from the furthest lesson on in which the student has passed a TODO: a student who starts in
+    the middle is not sent back. Earlier open TODOs come last. `among` limits the choice to some TODOs.
     """
     entries = Progress().read()
     todos = [(lesson, number) for lesson in exercises() for number in titles(lesson)]
@@ -116,7 +117,7 @@ def open_todos(lesson: str, entries: dict[Id, Entry]) -> list[Id]:
 
 
 def track_map(name: str) -> list[str]:
-    """A line for each lesson of a track, with rich's markup: which TODOs belong to it, and how much of it is done."""
+    """A line for each lesson of a track, in rich's markup: its TODOs on the track, and how much is done."""
     entries, chosen = Progress().read(), tracks.members(name)
     sealed = seals.sealed()
     left = [todo for todo in chosen if entries.get(todo, Entry()).state != "pass"]
@@ -141,7 +142,7 @@ def track_map(name: str) -> list[str]:
 
 
 def lesson_map() -> list[str]:
-    """A line for each lesson, with rich's markup: how much of it is done."""
+    """A line for each lesson, in rich's markup: how much of it is done."""
     entries = Progress().read()
     lines = []
     for lesson in lessons.stems():

@@ -1,7 +1,7 @@
-"""The reference solution of a TODO, and what is to be said about it, to lay beside one's own once that is right.
+"""The reference solution of a TODO, with a comment, to compare with one's own once that is right.
 
-The texts are in solutions/after/<lesson>.md, under a heading with the TODO's number each. Like all of solutions/ they
-are in no release, or sealed with the solution.
+The texts are in solutions/after/<lesson>.md, each under a heading with the TODO's number. Like all of solutions/, they
+are not released, or sealed with the solution.
 """
 
 import re
@@ -13,7 +13,7 @@ HEADING = re.compile(r"^## (\d+)$", re.MULTILINE)
 
 
 def reference(lesson: str, number: int) -> str | None:
-    """The reference's lines; None in a release without them."""
+    """The reference solution; None in a release without solutions."""
     if not lessons.has_solutions():
         return seals.sealed_solution(f"{lesson}/{number}").solution
     bodies: list[str] = []
@@ -23,14 +23,14 @@ def reference(lesson: str, number: int) -> str | None:
 
 
 def after(lesson: str, number: int) -> str:
-    """Why the reference does it in its way, and what others cost or gain; "" where there are no solutions."""
+    """Why the reference does it this way, and what alternatives cost or gain; "" if there are no solutions."""
     if not lessons.has_solutions():
         return seals.sealed_solution(f"{lesson}/{number}").after
     return texts(lesson).get(number, "")
 
 
 def texts(lesson: str) -> dict[int, str]:
-    """What solutions/after has on each TODO of a lesson, each in one line."""
+    """The texts of solutions/after on each TODO of a lesson, each in one line."""
     path = lessons.COURSE / "solutions" / "after" / f"{lesson}.md"
     _, *parts = HEADING.split(path.read_text("utf-8")) if path.is_file() else [""]
     return {int(number): " ".join(text.split()) for number, text in zip(parts[::2], parts[1::2], strict=True)}
@@ -47,5 +47,5 @@ def own(lesson: str, number: int) -> str:
 
 
 def same(mine: str, theirs: str) -> bool:
-    """Whether the two are one, comments and white space aside."""
+    """Whether the two are the same, apart from comments and white space."""
     return regions.normalise(mine) == regions.normalise(theirs)

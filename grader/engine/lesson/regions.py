@@ -14,7 +14,7 @@ file keeps the TODO comment and the STUDENT lines with exactly one leading
 without a STUDENT part the body raises ``NotImplementedError("TODO 4")``.
 A TODO may own several regions: the later ones open with ``# TODO 4, again:``.
 
-Everything here is text in, text out; nothing is run and no file is opened.
+Everything here maps text to text; nothing is run and no file is opened.
 """
 
 import functools
@@ -38,7 +38,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class Region:
-    """One region of a source. All lines are as they stand, indentation included."""
+    """One region of a source. Lines are kept as they are, including indentation."""
 
     todo: int
     title: str  # first sentence of the TODO comment, "" for "again"
@@ -108,7 +108,7 @@ def parse(source: str, name: str = "") -> list[Region]:
 
 
 def _region(intro: list[str], solution: list[str], student: list[str] | None, first: int, last: int) -> Region:
-    """What stands between lines `first` and `last`; without a STUDENT part (None) the student's file raises."""
+    """The region between lines `first` and `last`; without a STUDENT part (None), the student's file raises."""
     todo, again, _ = TODO.match(intro[0]).groups()
     if student is None:
         student = [f'{_indent(intro[0])}raise NotImplementedError("TODO {todo}")']
@@ -119,9 +119,9 @@ def _region(intro: list[str], solution: list[str], student: list[str] | None, fi
 def compose(source: str, solved: Collection[int] = (), bodies: Mapping[int, str | Sequence[str]] | None = None) -> str:
     """``source`` as a student's file in which the TODOs in ``solved`` are done.
 
-    ``bodies`` puts other text (dedented; indented here) into a TODO's regions:
-    a list gives one body a region; a string is for the first region, and the
-    others keep the solution. Raises ValueError for a list of the wrong length.
+    ``bodies`` replaces the text of a TODO's regions (given dedented, indented here): a list has one body for each
+    region; a string is for the first region, and the others keep the solution. Raises ValueError for a list of the
+    wrong length.
     """
     regions = parse(source)
     given: dict[int, list[str]] = {}
@@ -148,7 +148,7 @@ def solutions(source: str, todo: int) -> list[str]:
 
 
 def without_todos(source: str) -> str:
-    """The solution without its TODOs' comments: a file in which nothing is left to do, without a trace of the TODOs."""
+    """The solution without its TODO comments: a finished file without a trace of the TODOs."""
     regions, lines, out, done = parse(source), source.split("\n"), [], 0
     for region in regions:
         out += lines[done : region.first - 1 - len(region.intro)] + list(region.solution)
@@ -157,7 +157,7 @@ def without_todos(source: str) -> str:
 
 
 def strip_solutions(source: str) -> str:
-    """The same source without its solution bodies; ``compose`` works on it as before."""
+    """The same source without its solution bodies; ``compose`` still works on it."""
 
     def body(region: Region) -> list[str]:
         start = [f"{_indent(line)}# {line.lstrip()}" if line else "" for line in region.student]
@@ -175,14 +175,13 @@ def titles(source: str) -> dict[int, str]:
 def locate(source: str, edited: str) -> dict[int, list[range]]:
     """Where each TODO's regions lie in a student's ``edited`` file, as 1-based lines.
 
-    The edited file has no markers. A region begins after its TODO comment (if
-    that was deleted: after the last given line before it that is still there)
-    and ends before the first given line after it that is still there, or has been changed
-    a little. Lines are compared without indentation, so that wrapping code in a ``try`` moves nothing.
+    The edited file has no markers. A region starts after its TODO comment (if that was deleted: after the last given
+    line before it that still exists) and ends before the first given line after it that still exists, perhaps slightly
+    changed. Lines are compared without indentation, so that wrapping code in a ``try`` moves nothing.
 
-    The files are cut at the TODO comments first, since these are unique, and the
-    pieces compared one by one: so a function that was moved keeps its region. Two regions
-    with nothing but a comment between them, and that deleted, cannot be told apart.
+    The files are first cut at the TODO comments, since these are unique, and the pieces are compared one by one: so a
+    function that was moved keeps its region. If two regions are separated only by a comment, and that was deleted, they
+    cannot be told apart.
     """
     regions = parse(source)
     start, spans = _render(source, regions, lambda region: region.student)
@@ -192,7 +191,7 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
         text for line, text in enumerate(old) if line not in bodies and text.startswith(("def ", "class ", "@"))
     }
 
-    # where the TODO comments lie in the two files, for those that are in both
+    # where the TODO comments are in the two files, for those in both
     new_intros = {i: at for i, region in enumerate(regions) if (at := _find_intro(region, regions, new))}
     old_intros = {i: range(spans[i].start - len(regions[i].intro), spans[i].start) for i in new_intros}
 
@@ -203,7 +202,7 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
         begin, end, gone = piece_new.start, piece_new.stop, range(span.stop, piece_old.stop)
         for line_old, line_new in _matches(old, new, piece_old, piece_new):
             if line_old in bodies:
-                continue  # a body may hold any line, so it says nothing about a border
+                continue  # a body may contain any line, so it does not mark a border
             if line_old < span.start:
                 begin = line_new + 1
             else:
@@ -218,31 +217,31 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
 
 
 def without_others(source: str, edited: str, todos: Collection[int]) -> str:
-    """The student's file without the regions of other TODOs than these."""
+    """The student's file without the regions of TODOs other than these."""
     others = [place for todo, places in locate(source, edited).items() if todo not in todos for place in places]
     left_out = {number for place in others for number in place}
     return "\n".join(line for number, line in enumerate(edited.split("\n"), start=1) if number not in left_out)
 
 
-RESEMBLES = 0.8  # of 1: a name misspelt, a bracket left out
+RESEMBLES = 0.8  # similarity: e.g. a misspelt name or a missing bracket
 
 
 def resemble(line: str, given: str) -> bool:
-    """Whether a line of code is a given one, changed a little."""
+    """Whether a line of code is a given line, perhaps slightly changed."""
     return bool(given) and SequenceMatcher(None, line, given, autojunk=False).ratio() >= RESEMBLES
 
 
 def todo_at(source: str, edited: str, line: int) -> int | None:
-    """The TODO that owns 1-based ``line`` of the student's file, if one does."""
+    """The TODO that owns 1-based ``line`` of the student's file, or None."""
     places = locate(source, edited)
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
 
 
 def todo_to_blame(source: str, edited: str, line: int) -> int | None:
-    """The TODO whose code is why Python cannot read 1-based ``line``, if it is one's.
+    """The TODO whose code makes 1-based ``line`` a syntax error, or None.
 
-    A line that is as it was given is not why: then it is the nearest one above that is not, as where a ``for`` is left
-    without a body.
+    A line that is unchanged is not the cause; then it is the nearest changed line above, such as a ``for`` without a
+    body.
     """
     changed: dict[int, int | None] = {number: None for number, *_ in changed_elsewhere(source, edited)}
     for todo, places in locate(source, edited).items():
@@ -253,16 +252,16 @@ def todo_to_blame(source: str, edited: str, line: int) -> int | None:
 
 
 class Change(NamedTuple):
-    """A line of code outside all TODOs that is not as it was given."""
+    """A line of code outside all TODOs that was changed, removed or added."""
 
     line: int  # 1-based, in the student's file
     text: str  # in words, quoted
-    given: bool  # it was given, and is changed or gone; otherwise it was added
+    given: bool  # a given line was changed or removed; otherwise it was added
 
 
 def changed_elsewhere(source: str, edited: str) -> list[Change]:
-    """Lines of code in no TODO's region that are not in the file as it was given, and those that are missing.
-    Indentation counts: a line that is moved into an `if` does something else.
+    """Lines of code outside all regions that were added or changed, and given ones that are missing. Indentation
+    counts: a line that is moved into an `if` does something different.
     """
     old, new = ([*_outside(source, text)] for text in (compose(source), edited))
     matcher = SequenceMatcher(None, [line.key for line in old], [line.key for line in new], False)
@@ -289,11 +288,11 @@ class Line(NamedTuple):
 
     number: int  # 1-based
     text: str
-    code: str  # without comment and white space
+    code: str  # without comments and white space
 
     @property
     def key(self) -> tuple[int, str]:
-        """What it does and where it belongs."""
+        """Its code and indentation."""
         text = self.text.expandtabs(4)
         return len(text) - len(text.lstrip()), self.code
 
@@ -308,7 +307,7 @@ def _outside(source: str, text: str) -> Iterator[Line]:
 
 
 def attempted(source: str, edited: str, todo: int) -> bool:
-    """False if the TODO's code, comments and blank lines aside, is still the start's."""
+    """False if the TODO's code, ignoring comments and blank lines, is still as given."""
     lines = edited.split("\n")
     now = ["\n".join(lines[r.start - 1 : r.stop - 1]) for r in locate(source, edited).get(todo, [])]
     start = ["\n".join(region.student) for region in parse(source) if region.todo == todo]
@@ -337,16 +336,16 @@ def _without_comments(lines: list[str]) -> list[str]:
             for token in tokenize.generate_tokens(io.StringIO(dedented).readline)
             if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string)
         }
-        # a comment runs to the end of its line, so its length says where the code ends
+        # a comment runs to the end of its line, so its length shows where the code ends
         return [line.rstrip()[: -comments.get(n, 0) or None] for n, line in enumerate(lines, start=1)]
-    except (tokenize.TokenError, SyntaxError):  # not Python, or unfinished Python
+    except (tokenize.TokenError, SyntaxError):  # not Python, or incomplete
         return ["" if line.strip().startswith("#") and not DIRECTIVE.match(line.strip()) else line for line in lines]
 
 
 def _render(
     source: str, regions: Sequence[Region], body: Callable[[Region], Sequence[str]]
 ) -> tuple[list[str], list[range]]:
-    """The lines with ``body(region)`` for each region, and where each body lies (0-based)."""
+    """The lines with ``body(region)`` in place of each region, and where each body is (0-based)."""
     lines = source.split("\n")
     out: list[str] = []
     spans: list[range] = []
@@ -371,16 +370,16 @@ def _indent(line: str) -> str:
 
 
 def _find_intro(region: Region, regions: Sequence[Region], lines: Sequence[str]) -> range | None:
-    """Where the TODO comment of ``region`` lies in an edited file, if it does."""
+    """Where the TODO comment of ``region`` is in an edited file, or None."""
     opening = region.intro[0].strip()
     at = [n for n, line in enumerate(lines) if line == opening]
     twins = [other for other in regions if other.intro[0].strip() == opening]
-    if not at:  # reworded, perhaps; but another region's comment is not this one's
+    if not at:  # perhaps reworded, but not the comment of a different region
         label = opening[: opening.index(":") + 1]
         others = {other.intro[0].strip() for other in regions}
         at = [n for n, line in enumerate(lines) if line.startswith(label) and line not in others]
         twins = [region]
-    nth = twins.index(region)  # regions that open with the same words come in the same order
+    nth = twins.index(region)  # regions with the same opening words are in the same order
     if nth >= len(at):
         return None
     first, end = at[nth], at[nth] + 1
@@ -391,17 +390,17 @@ def _find_intro(region: Region, regions: Sequence[Region], lines: Sequence[str])
 
 
 def _piece(above: int | None, intros: Mapping[int, range], length: int) -> range:
-    """The lines from below one TODO comment (None: the file's top) to the next one."""
+    """The lines from below one TODO comment (None: the top of the file) to the next one."""
     begin = 0 if above is None else intros[above].stop
     end = min((intro.start for intro in intros.values() if intro.start >= begin), default=length)
     return range(begin, end)
 
 
 def _matches(old: Sequence[str], new: Sequence[str], a: range, b: range) -> list[tuple[int, int]]:
-    """Pairs of equal lines between two pieces, in order; blank lines say nothing and are passed over.
+    """Pairs of equal lines in two pieces, in order, ignoring blank lines.
 
-    Compared from the end, for SequenceMatcher settles a tie in favour of what comes
-    first: a body that repeats the line below it is then still above that line.
+    They are compared from the end, since SequenceMatcher resolves ties in favour of what comes first: so a body that
+    repeats the line below it stays above that line.
     """
     a_lines, b_lines = ([i for i in reversed(piece) if text[i]] for piece, text in ((a, old), (b, new)))
     matcher = SequenceMatcher(None, [old[i] for i in a_lines], [new[i] for i in b_lines], autojunk=False)

@@ -1,4 +1,4 @@
-"""Writes the student's course: all but the solutions, and proof that none slipped in."""
+"""Writes the student's course: everything except the solutions, with a proof that none slipped in."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from grader.engine.lesson import build, lessons, reference, regions, seals
 
-# The instructor's own, and the maintainer's.
+# Only for instructors and maintainers.
 LEFT_OUT = ("solutions", "grader/mutants", "tests", "benchmarks", ".ci", ".github", ".workbook")
-# Generated: taken from the sources, for the working copies may be solved.
+# Generated: built from the sources, since the working copies may be solved.
 GENERATED = ("train", "notebooks", "sbatch", "grader/start")
 LIBRARY = ("utils", "grader/engine")
-# What goes out where git is not there to say.
+# What is released where git cannot say.
 WITHOUT_GIT = (
     "README.md",
     "requirements.txt",
@@ -33,26 +33,26 @@ WITHOUT_GIT = (
     "images",
 )
 
-TAUGHT_BY = re.compile(r'^TAUGHT_BY = "([\d ]+)"', re.MULTILINE)  # in such a module: of the lesson these TODOs alone
+TAUGHT_BY = re.compile(r'^TAUGHT_BY = "([\d ]+)"', re.MULTILINE)  # in such a module: only these TODOs of the lesson
 GIVES_AWAY = re.compile(r'^GIVES_AWAY = """([^"]+)"""', re.MULTILINE)  # in such a module: TODOs of other lessons
 
-# Below this many significant characters a body says nothing ("pass", "return x").
+# A body with fewer significant characters gives nothing away ("pass", "return x").
 TOO_SHORT = 20
 # Characters that quoting, joining, wrapping or commenting out a body adds or moves.
 INSIGNIFICANT = str.maketrans("", "", " \t\r\n\f\"'`\\,()+#")
 
 
 class ReleaseError(ValueError):
-    """The release was not made; the message says why, a line a reason."""
+    """The release was not made; the message gives the reasons, one per line."""
 
 
 class Found(NamedTuple):
-    """A solution that lies in a file of a release."""
+    """A solution found in a file of a release."""
 
     path: str
     line: int
     todo: str  # lesson/number
-    by_design: bool  # a later lesson starts as this one ends, and the library has what it has taught
+    by_design: bool  # a later lesson starts where this one ends, and the library contains what it taught
 
     @property
     def lesson(self) -> str:
@@ -65,10 +65,10 @@ class Found(NamedTuple):
 def release(folder: Path, selected: Sequence[str] | None = None, reveal: bool = False) -> list[str]:
     """Writes the course for students into ``folder``, which must be new or empty.
 
-    ``selected`` names the lessons to release (default: all); the baseline always
-    goes with them. A lesson that gives away another one's solutions is sealed (see `seals`); with ``reveal``, so are
-    the reference solutions. Returns lines to show. Raises ReleaseError, and leaves no folder behind, if a lesson is
-    unknown, the folder is in use, or a solution leaks.
+    ``selected`` names the lessons to release (default: all); the baseline is always included. A lesson that gives away
+    another lesson's solutions is sealed (see `seals`); with ``reveal``, so are the reference solutions. Returns lines
+    to show. Raises ReleaseError, and leaves no folder behind, if a lesson is unknown, the folder is in use, or a
+    solution leaks.
     """
     released = _selection(selected)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -95,14 +95,13 @@ def release(folder: Path, selected: Sequence[str] | None = None, reveal: bool = 
 def leaks(folder: Path) -> list[str]:
     """``file:line: the solution of lesson/N`` for each solution found in ``folder``.
 
-    Looked for is the whole body of each region, comments and white space aside, also
-    when it is quoted, commented out, joined into one line or inside a notebook. Not held
-    to be a leak are
-    - a body of less than 20 significant characters, or that is part of the TODO's own start;
+    Searches for the whole body of each region, ignoring comments and white space, also when it is quoted, commented
+    out, joined into one line or inside a notebook. These are not leaks:
+    - a body of less than 20 significant characters, or one that is part of the TODO's given text;
     - a body of one line in the course's library (``utils/``, ``grader/engine/``) or in another lesson's checks: it is
-      one call, and they must be free to make it;
-    - a later lesson's student file, which starts as its predecessor's solution, and what the library has of lessons
-      (see `lessons.taught`): in a release with the earlier lesson they are sealed.
+    one call, which they must be free to make;
+    - a later lesson's student file, which starts as its predecessor's solution, and the library's modules with answers
+    (see `lessons.taught`): in a release with the earlier lesson they are sealed.
     """
     return [str(found) for found in _scan(folder) if not found.by_design]
 
@@ -127,7 +126,7 @@ def _write(folder: Path, released: Sequence[str]) -> None:
             _put(folder / path, text)
         if path.stem in released:
             _put(folder / path, text)
-            if path.parts[0] == "sbatch":  # one without TODOs has no source to be reset from
+            if path.parts[0] == "sbatch":  # a lesson without TODOs has no source to reset from
                 _put(folder / "grader" / "start" / path, text)
     for stem in released:
         for source in lessons.sources(stem):
@@ -136,11 +135,12 @@ def _write(folder: Path, released: Sequence[str]) -> None:
 
 
 def _seal(folder: Path, released: Sequence[str]) -> list[str]:
-    """Seal the lessons that begin with solutions of other released ones, and what the library has of these.
+    """Seal the lessons that start with solutions of other released lessons, and the library's modules with such
+    answers.
 
     Returns a line for each.
     """
-    opened_by: dict[str, set[tuple[str, int]]] = {}  # lesson -> TODOs of others that it gives away
+    opened_by: dict[str, set[tuple[str, int]]] = {}  # lesson -> TODOs of other lessons that it gives away
     for found in _scan(folder):
         if found.by_design and found.lesson in released and (stem := Path(found.path).stem) in released:
             opened_by.setdefault(stem, set()).add((found.lesson, int(found.todo.partition("/")[2])))
@@ -148,7 +148,7 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
     given = {module: todos for module in taught if (todos := _given_away(module, taught[module], released))}
     files = {stem: _files_of(folder, stem) for stem in released}
     for stem in released:
-        for file in files[stem]:  # what is put in asks for others, too
+        for file in files[stem]:  # the sealed modules need further ones, too
             text = file.read_text("utf-8")
             for module, todos in given.items():
                 used = _imports(text, lessons.module_name(module, folder))
@@ -175,19 +175,19 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
         for path in _whole(module, taught):
             path.unlink(missing_ok=True)
         if module.name == "__init__.py":
-            module.parent.rmdir()  # an empty folder could be imported
+            module.parent.rmdir()  # an empty folder could still be imported
     return lines
 
 
 def _whole(module: Path, modules: Collection[Path]) -> list[Path]:
-    """A module; of a package's first file, all those of the package."""
+    """The module; for a package's __init__.py, all modules of the package."""
     if module.name != "__init__.py":
         return [module]
     return [other for other in modules if module.parent in other.parents]
 
 
 def _imports(text: str, module: str) -> bool:
-    """Whether a text imports this module of the library, in either way."""
+    """Whether a text imports this module of the library, in either form."""
     package, _, name = module.rpartition(".")
     return module in text or re.search(rf"from {package} import .*\b{name}\b", text) is not None
 
@@ -216,7 +216,7 @@ def _files_of(folder: Path, stem: str) -> list[Path]:
 
 
 def _shared_files() -> list[Path]:
-    """The files that go out as they are, relative to the course."""
+    """The files that are released unchanged, relative to the course."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=lessons.COURSE, capture_output=True, check=False)
     if listed.returncode == 0 and listed.stdout:
         files = [Path(name) for name in listed.stdout.decode().split("\0") if name]
@@ -247,7 +247,7 @@ def _scan(folder: Path) -> Iterator[Found]:
         path = file.relative_to(folder)
         if file.suffix == ".ipynb":
             text = _unquoted(text)
-        # with comments, for a body that is commented out; without, for one with comments in it
+        # with comments, to find a body that is commented out; without, to find one that contains comments
         haystacks = [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(regions.code_lines(text))]
         for stem, todo, body, lines in bodies:
             elsewhere = path.match("grader/test_*.py") and path.stem != f"test_{stem}"
@@ -260,7 +260,7 @@ def _scan(folder: Path) -> Iterator[Found]:
 
 
 def _bodies() -> Iterator[tuple[str, int, str, int]]:
-    """(lesson, TODO, significant characters, lines) of each solution worth looking for."""
+    """(lesson, TODO, significant characters, lines) for each solution to search for."""
     for stem in lessons.stems():
         for source in lessons.sources(stem):
             for region in regions.parse(source.read_text("utf-8")):
@@ -272,14 +272,14 @@ def _bodies() -> Iterator[tuple[str, int, str, int]]:
 
 
 def _starts_as(path: Path, stem: str) -> bool:
-    """Whether ``path`` is what a student of a later lesson than ``stem`` begins with."""
+    """Whether ``path`` is the student file of a later lesson than ``stem``."""
     generated = any(path.is_relative_to(name) for name in GENERATED)
     later = lessons.ORDER[lessons.ORDER.index(stem) + 1 :]
     return generated and path.stem in later
 
 
 def _unquoted(notebook: str) -> str:
-    """A notebook's JSON with its strings as the text they stand for, line by line."""
+    """A notebook's JSON with its strings unquoted, line by line."""
 
     def line(text: str) -> str:
         try:
@@ -292,16 +292,16 @@ def _unquoted(notebook: str) -> str:
 
 
 class _Haystack:
-    """A file's significant characters in one string, and which line each is from."""
+    """A file's significant characters in one string, with the line of each."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
-        # an escaped line end, in a string, is not a character of the code
+        # an escaped line end inside a string is not part of the code
         kept = [(number, line.replace("\\n", "").translate(INSIGNIFICANT)) for number, line in lines]
         self.text = "".join(line for _, line in kept)
         self.ends = list(accumulate(len(line) for _, line in kept))
         self.numbers = [number for number, _ in kept]
 
     def find(self, body: str) -> int | None:
-        """The line on which ``body`` begins, None if it is not there."""
+        """The line on which ``body`` starts, or None."""
         at = self.text.find(body)
         return None if at < 0 else self.numbers[bisect_right(self.ends, at)]

@@ -1,11 +1,10 @@
 """Lessons that give away another lesson's solutions, sealed until those TODOs are right.
 
-A script starts as the one before it ends, and the library has what earlier lessons have taught. In a release such a
-lesson is in one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its files, packed. It keeps
-an honest student from reading ahead by chance. It is not a secret: `./workbook open LESSON` opens it at any time.
+A script starts where the one before it ends, and the library contains what earlier lessons taught. In a release such a
+lesson is one file, `grader/sealed/LESSON.seal`: a line with the TODOs that open it, then its packed files. This keeps
+an honest student from reading ahead by accident. It is not a secret: `./workbook open LESSON` opens it at any time.
 
-Sealed as well, with `release --reveal`, are the reference solutions and what is said about them, each of which opens
-with its own TODO.
+With `release --reveal`, the reference solutions and the texts about them are also sealed; each opens with its own TODO.
 """
 
 import base64
@@ -19,7 +18,7 @@ from grader.engine.lesson import lessons
 from utils.whole import write_whole
 
 FOLDER = Path("grader") / "sealed"
-# Commands that need a module or a package of the library which gives answers away: they are sealed like a lesson.
+# Commands that need a module or a package of the library that gives answers away: they are sealed like a lesson.
 COMMANDS = {"plan": "utils/costs/__init__.py"}
 REVEALED = "solutions.seal"
 
@@ -27,17 +26,17 @@ REVEALED = "solutions.seal"
 class Sealed(NamedTuple):
     """The texts shown for a TODO once it is right."""
 
-    solution: str | None  # None where the release does not have it
+    solution: str | None  # None if the release does not have it
     after: str  # a few sentences about it
 
 
 def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[str]) -> None:
-    """Pack a lesson's files (path in the course -> text) in a `course`, to be opened by the TODOs in `until`."""
+    """Pack a lesson's files (path in the course -> text) in `course`; the TODOs in `until` open them."""
     _write(course / FOLDER / f"{stem}.seal", " ".join(until), dict(files))
 
 
 def sealed() -> dict[str, list[str]]:
-    """The sealed lessons, in course order, and commands: its name -> TODOs (as "ddp_training/4") that open it."""
+    """The sealed lessons, in course order, and commands: name -> TODOs (such as "ddp_training/4") that open it."""
     found = {}
     for stem in (*lessons.ORDER, *COMMANDS):
         path = lessons.COURSE / FOLDER / f"{stem}.seal"
@@ -48,7 +47,7 @@ def sealed() -> dict[str, list[str]]:
 
 
 def unseal(stem: str) -> list[str]:
-    """Write a sealed lesson's files, none over one that is there; returns their paths in the course."""
+    """Write a sealed lesson's files without overwriting any; returns their paths in the course."""
     path = lessons.COURSE / FOLDER / f"{stem}.seal"
     written = []
     for name, text in _read(path).items():
@@ -61,7 +60,7 @@ def unseal(stem: str) -> list[str]:
 
 
 def unseal_due(right: Collection[str]) -> list[str]:
-    """Unseal what the TODOs that are `right` open; returns the lessons."""
+    """Unseal the lessons that are opened by the TODOs that are `right`; returns them."""
     due = [stem for stem, until in sealed().items() if set(until) <= set(right)]
     for stem in due:
         unseal(stem)
@@ -77,7 +76,7 @@ def waits_for(stem: str, right: Collection[str]) -> str:
             missing.setdefault(lesson, []).append(int(number))
     todos = ", ".join(f"{lesson}/{runs(numbers)}" for lesson, numbers in missing.items())
     return (
-        f"{stem} is sealed, for it has solutions of other lessons: it opens when {todos} are right;"
+        f"{stem} is sealed because it contains solutions of other lessons: it opens when {todos} are right;"
         f" ./workbook open {stem} opens it now"
     )
 
@@ -94,12 +93,12 @@ def runs(numbers: Iterable[int]) -> str:
 
 
 def seal_solutions(course: Path, solutions: Mapping[str, Sealed]) -> None:
-    """Pack reference solutions, TODO ("ddp_training/4") -> texts, each to be shown when its TODO is right."""
+    """Pack reference solutions, TODO ("ddp_training/4") -> texts; each is shown when its TODO is right."""
     _write(course / FOLDER / REVEALED, "reference solutions", dict(solutions))
 
 
 def sealed_solution(todo: str) -> Sealed:
-    """The reference solution of a TODO, where the release has it."""
+    """The reference solution of a TODO, if the release has it."""
     path = lessons.COURSE / FOLDER / REVEALED
     return Sealed(*_read(path).get(todo, (None, ""))) if path.is_file() else Sealed(None, "")
 

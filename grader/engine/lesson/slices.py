@@ -1,7 +1,7 @@
-"""What of a check file runs on ranks: one function, and what of its file that function uses.
+"""The part of a check file that runs on ranks: one function, and whatever it uses from its file.
 
-The answers are in the same file. In a process that runs a student's code `gc.get_objects()` finds whatever is there,
-however well hidden: so there they are not.
+The same file contains answers. In a process that runs a student's code, `gc.get_objects()` finds everything, however
+well hidden: so the answers must not be loaded there.
 """
 
 import ast
@@ -12,14 +12,14 @@ from pathlib import Path
 
 @functools.cache
 def slice_of(file: Path, name: str) -> str:
-    """The source of a file with nothing but function `name` and what it needs, each on its own line as before."""
+    """The source of a file with only function `name` and what it needs, each at its original line number."""
     source, defined = read(file)
     defined, left, kept = dict(defined), [name], set()
     while left:
         for statement in defined.pop(left.pop(), ()):
             kept |= set(lines_of(statement))
             left += (names := [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)])
-            if "globals" in names:  # it calls those that its inputs name
+            if "globals" in names:  # it calls functions that its inputs name
                 left += [known for known in defined if known.endswith("_on_rank")]
     lines = source.split("\n")
     return "\n".join(line if number in kept else "" for number, line in enumerate(lines, start=1))
@@ -37,7 +37,7 @@ def read(file: Path) -> tuple[str, dict[str, list[ast.stmt]]]:
 
 
 def names_of(statement: ast.stmt) -> Iterator[str]:
-    """What a statement of a module defines."""
+    """The names that a module's statement defines."""
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         yield statement.name
     elif isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -50,6 +50,6 @@ def names_of(statement: ast.stmt) -> Iterator[str]:
 
 
 def lines_of(statement: ast.stmt) -> range:
-    """The lines of a statement, its decorators included."""
+    """The lines of a statement, including its decorators."""
     first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
     return range(first, statement.end_lineno + 1)

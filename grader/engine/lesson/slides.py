@@ -1,9 +1,9 @@
-"""A notebook as slides: one file of reveal.js, which holds everything that it shows.
+"""Turns a notebook into slides: one self-contained reveal.js file.
 
-A slide is for looking at: it has the heading, the first sentence, pictures, tables, formulas, lists and what a TODO
-achieves. The other prose becomes the speaker's notes (press S). A cell's slide type in its metadata says the rest:
-"slide" begins one, "skip" is left out, "notes" is only said. `notebooks.slide_type` gives each cell its type; a type in
-the source takes precedence.
+A slide shows the heading, the first sentence, pictures, tables, formulas, lists and what a TODO achieves. The rest of
+the prose becomes the speaker's notes (press S). A cell's slide type is in its metadata: "slide" starts a slide, "skip"
+is left out, "notes" appears only in the notes. `notebooks.slide_type` gives each cell its type; a type in the source
+takes precedence.
 """
 
 import base64
@@ -22,8 +22,8 @@ from nbformat import NotebookNode
 from grader.engine.lesson import lessons, notebooks, tracks
 
 FRAME = Path("docs") / "book" / "slides.html"
-FULL = 10  # lines of text, about as many as a slide bears
-PICTURE = 7  # so many lines of text are as high as a picture
+FULL = 10  # lines of text that fit on a slide, approximately
+PICTURE = 7  # the height of a picture in lines of text
 SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z*`$\[])")
 
 
@@ -35,7 +35,7 @@ class Slide(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A paragraph, list, table …: a unit of a text."""
+    """A paragraph, list, table …: one block of a text."""
 
     kind: str  # the name of its first token, less "_open"
     tokens: list[Token]
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 def slides(stem: str) -> str:
-    """The slides of a notebook lesson as students get it: the text of one HTML file."""
+    """The slides of a released notebook, as the text of one HTML file."""
     notebook = notebooks.to_notebook(lessons.source_path(stem).read_text("utf-8"), stem, released=True)
     columns = [[*parts(column)] for column in columns_of(notebook, stem)]
     title = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
@@ -55,7 +55,7 @@ def slides(stem: str) -> str:
 
 
 def library() -> dict[str, str]:
-    """reveal.js, from the package that brings it along. Its fonts are left to the browser."""
+    """reveal.js, from the package that contains it, without its fonts: the browser's are used."""
     import sphinx_revealjs
 
     folder = Path(sphinx_revealjs.__file__).parent / "_static" / "revealjs"
@@ -79,7 +79,7 @@ def markdown() -> MarkdownIt:
 
 
 def columns_of(notebook: NotebookNode, stem: str) -> Iterator[list[Block]]:
-    """The blocks of each slide with what belongs below it."""
+    """The blocks of each slide and of the slides below it."""
     column: list[Block] = []
     for cell in notebook.cells:
         kind = cell.metadata["slideshow"]["slide_type"]
@@ -102,7 +102,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def todos_of(code: str, stem: str) -> list[Block]:
-    """A cell's TODOs: what each achieves, and the minutes it takes. Other code is not for slides."""
+    """A cell's TODOs: what each achieves, and its minutes. Other code is not shown on slides."""
     efforts, titles = tracks.efforts(stem), lessons.titles(stem)
     numbers = dict.fromkeys(int(number) for number in re.findall(r"# TODO (\d+):", code))
     said = [f"**TODO {n}** ({efforts[n].minutes} min): {titles[n]}" for n in numbers]
@@ -110,7 +110,7 @@ def todos_of(code: str, stem: str) -> list[Block]:
 
 
 def parts(column: list[Block]) -> Iterator[Slide]:
-    """The slides of a column: as many as the visible parts need, each with the heading."""
+    """The slides of a column: as many as its visible parts need, each with the heading."""
     heading, shown, notes, lines = "", "", "", 0
     for block in column:
         if block.kind == "heading" and block.tokens[0].tag in ("h1", "h2"):
@@ -139,7 +139,7 @@ def to_be_seen(block: Block) -> str | None:
 
 
 def height(block: Block) -> int:
-    """Lines of text that are about as high as the block."""
+    """The approximate height of the block in lines of text."""
     if any(child.type == "image" for token in block.tokens for child in token.children or ()):
         return PICTURE
     if block.kind in ("fence", "code_block"):
@@ -151,7 +151,7 @@ def height(block: Block) -> int:
 
 
 def html(tokens: list[Token]) -> str:
-    """A block as HTML, with its pictures in it; links within the course keep their words alone."""
+    """A block as HTML, with embedded pictures; links within the course become plain text."""
     renderer = markdown()
     text = renderer.renderer.render(tokens, renderer.options, {})
     text = re.sub(r'<a href="(?!https?:)[^"]*">(.*?)</a>', r"\1", text, flags=re.DOTALL)

@@ -1,7 +1,7 @@
-"""The way through the course: what each TODO takes, and tracks of TODOs for those who have half a day, one or two days.
+"""Paths through the course: the time that each TODO takes, and tracks of TODOs for half a day, one day and two days.
 
-A TODO's minutes are estimates. They are beside its check, `@todo(4, minutes=20, further=True, …)`, and are read here
-without importing it: a check file loads PyTorch.
+A TODO's minutes are estimates, declared with its check: `@todo(4, minutes=20, further=True, …)`. They are read here
+without importing the check file, which would load PyTorch.
 """
 
 import ast
@@ -16,7 +16,7 @@ Id = tuple[str, int]  # lesson, TODO
 
 
 class Track(NamedTuple):
-    """Some TODOs of the course, in its order, that fit into some hours."""
+    """A selection of TODOs, in course order, that fits into some hours."""
 
     title: str
     hours: float
@@ -38,17 +38,17 @@ TRACKS = {"half": Track("half a day", 4, HALF), "day": Track("one day", 7, ONE),
 
 
 class Effort(NamedTuple):
-    """What a TODO takes of a student."""
+    """The time that a TODO takes a student."""
 
-    minutes: int  # an estimate
-    further: bool  # the lesson's main thread does without it
+    minutes: int  # estimated
+    further: bool  # the lesson's main thread does not need it
 
 
 MARKED = re.compile(r"^@(todo\(.*?\n?\))$", re.MULTILINE | re.DOTALL)
 
 
 def efforts(stem: str) -> dict[int, Effort]:
-    """TODO -> effort, of a lesson that may be sealed; empty if it has no checks."""
+    """TODO -> effort, also for a sealed lesson; empty if it has no checks."""
     return _read(lessons.COURSE / "grader" / f"test_{stem}.py")
 
 

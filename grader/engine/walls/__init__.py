@@ -1,1 +1,1 @@
-"""What a stranger's code may reach, and what a stranger wrote made safe to read; it knows no lesson's content."""
+"""Limits what a stranger's code can reach, and makes a stranger's files safe to read; independent of the lessons."""

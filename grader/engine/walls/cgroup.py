@@ -1,9 +1,9 @@
-"""Limits that the kernel itself keeps for all processes of a submission together: control groups, where they may be
-written.
+"""Limits that the kernel itself enforces on all processes of a submission together: control groups, if we may create
+them.
 
-The judge counts memory and processes twenty times a second, and reports the excess; this stops what is faster than
-that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 one for each kind
-of limit.
+The judge counts memory and processes twenty times a second, and reports any excess; control groups stop what is faster
+than that. Version 2 has one tree of groups (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 has one for
+each kind of limit.
 """
 
 import os
@@ -14,17 +14,19 @@ from pathlib import Path
 import psutil
 
 TREE = Path("/sys/fs/cgroup")
-GONE = 30.0  # seconds, at most, for processes that were killed to leave a group: on a busy machine they take their time
+GONE = 30.0  # seconds, at most, for killed processes to leave a group: on a busy machine this takes a while
 
 
 class Group:
-    """A group below our own, in one folder or, by version 1, one for each kind of limit."""
+    """A group below our own: one folder, or in version 1 one folder for each kind of limit."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
 
     def doors(self) -> list[str]:
-        """A process that writes 0 into these is in the group, with everything that it starts from then on."""
+        """The files through which to enter: a process that writes 0 into them joins the group, with everything that it
+        starts from then on.
+        """
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def remove(self) -> None:
@@ -40,14 +42,14 @@ class Group:
 
 
 def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None) -> Group | None:
-    """A new group with these limits, in bytes and in processes (a thread counts as one); None where it cannot be had.
+    """A new group with these limits, in bytes and in processes (threads count as processes); None if none can be made.
 
-    `own` is what /proc/self/cgroup says.
+    `own` is the text of /proc/self/cgroup.
     """
     folders: list[Path] = []
     try:
         for parent, limits in places(memory, processes, tree, own or Path("/proc/self/cgroup").read_text()):
-            for left in parent.glob("workbook-*"):  # by a worker that was killed
+            for left in parent.glob("workbook-*"):  # left by a worker that was killed
                 owner = left.name.split("-")[1]
                 if owner.isdigit() and not psutil.pid_exists(int(owner)):
                     with suppress(OSError):
@@ -62,15 +64,13 @@ def make(memory: int, processes: int, tree: Path = TREE, own: str | None = None)
 
 
 def places(memory: int, processes: int, tree: Path, own: str) -> list[tuple[Path, dict[str, int]]]:
-    """(folder in which a group can be made, its limits): one by version 2, two by version 1, none where there is
-    neither.
-    """
+    """(folder in which a group can be made, its limits): one in version 2, two in version 1, empty without either."""
     ours = {kind: path.strip("/") for _, kind, path in (line.split(":", 2) for line in own.splitlines())}
     if "" in ours:
         here = tree / ours[""]
         for parent in (
             (here, here.parent) if here != tree else (here,)
-        ):  # a group that has processes has no groups with limits below it, as a rule
+        ):  # usually, a group with processes in it cannot have groups with limits below it
             with suppress(OSError):
                 if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
                     return [(parent, {"memory.max": memory, "pids.max": processes})]

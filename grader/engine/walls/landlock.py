@@ -1,4 +1,4 @@
-"""A folder to write in and a few to read from, by Landlock: https://docs.kernel.org/userspace-api/landlock.html"""
+"""Confines a process to one folder to write in and a few to read from, by Landlock."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF =
 # Landlock, https://docs.kernel.org/userspace-api/landlock.html
 
 READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, list a folder
-ALL = (1 << 16) - 1  # every right on files, of version 5
-SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals: version 6
+ALL = (1 << 16) - 1  # all rights on files in version 5
+SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals: version 6
 
 
 def landlock_version() -> int:
@@ -39,7 +39,7 @@ def confine(folders: Sequence[str]) -> None:
     rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
     ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
     course = lessons.COURSE
-    grader = course / "grader"  # not the whole: checks, mutants and seals are in it
+    grader = course / "grader"  # not all of it: it contains checks, mutants and seals
     library = [course / "utils", grader / "engine", grader / "kit", grader / "__init__.py"]
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     places = [
@@ -63,7 +63,7 @@ def confine(folders: Sequence[str]) -> None:
         if not os.path.exists(path):
             continue
         if not os.path.isdir(path):
-            rights &= 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # those that a file can have
+            rights &= 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the rights that apply to a file
         opened = os.open(path, os.O_PATH)
         rule = (ctypes.c_byte * 12).from_buffer_copy(rights.to_bytes(8, "little") + opened.to_bytes(4, "little"))
         if libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0):
@@ -79,7 +79,7 @@ def restrict(libc: ctypes.CDLL, ruleset: int) -> None:
 
 
 def python_folders() -> list[str]:
-    """Where this Python and its packages lie, /usr and the course's own files aside."""
+    """The folders of this Python and its packages, except /usr and the course's own files."""
     own = str(lessons.COURSE)
     places = {
         sys.prefix,

@@ -1,4 +1,4 @@
-"""Files and words that come from a stranger, made safe to read and to show."""
+"""Makes a stranger's files and texts safe to read and to show."""
 
 import os
 import re
@@ -12,10 +12,10 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # a terminal's colours
 
 
 def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
-    """The content of a file that a stranger may have put there: not through a link, never waiting, at most `limit`
+    """The content of a file that a stranger may have put there: follows no link, never blocks, reads at most `limit`
     bytes.
 
-    Raises OSError if it is not a plain file, or longer (unless it is to be `cut`).
+    Raises OSError if it is not a plain file, or if it is longer, unless it may be `cut`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
@@ -26,8 +26,8 @@ def plain_bytes(path: Path, limit: int, cut: bool = False) -> bytes:
 
 
 def plain_text(said: str, most: int) -> str:
-    """What a stranger wrote, fit to be shown: without what steers a terminal or turns the reading direction, and not
-    too long.
+    """A stranger's text made safe to show: without characters that control a terminal or change the reading direction,
+    and not too long.
     """
     shown = "".join(
         c for c in ESCAPES.sub("", said[: 4 * most]) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
@@ -36,7 +36,7 @@ def plain_text(said: str, most: int) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """The same with every string in it fit to be shown."""
+    """The same value with every string in it made safe to show."""
     if isinstance(value, str):
         return plain_text(value, LONGEST)
     if isinstance(value, dict):

@@ -1,16 +1,16 @@
 """Walls around a stranger's code: bubblewrap's, or, on request, Landlock's or limits alone.
 
-A fork-server takes seconds to load torch, a fork of it none. So one that is loaded and has not seen anything of any
-submission forks another one for each submission, and this one steps into the namespaces of a sandbox that bubblewrap
-has made: its own processes, a network with nothing but loopback, no capability, and these files:
+A fork-server takes seconds to load torch; a fork of it does not. So a loaded server, which has never seen a submission,
+forks another server for each submission, and that one enters the namespaces of a sandbox made by bubblewrap: its own
+processes, a network with only loopback, no capabilities, and these files:
 
-    the course        without solutions, read-only, at the place where the instructor's own course is
+    the course        without solutions, read-only, at the path of the instructor's own course
     Python, /usr      read-only
     /runs             its own, where its runs lie, in memory and of a size; the judge outside reads there what they left
 
 What each rank then shuts itself off from, the other ranks among it, is in `inside.py`.
 
-What the judge draws, the references, other submissions and the gradebook are outside, and stay there.
+The judge's drawn numbers, the references, other submissions and the gradebook stay outside.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ from grader.engine.walls import cgroup
 from grader.engine.walls.landlock import landlock_version, python_folders
 
 GIB = 1 << 30
-MEMORY = 4 * GIB  # addresses of one process; torch alone takes three quarters of one
-LIBRARIES = 3 * GIB  # more of them where torch is one for CUDA: its libraries take so many before any code runs
+MEMORY = 4 * GIB  # bytes of address space of one process; torch alone takes three quarters of a GiB
+LIBRARIES = 3 * GIB  # added if torch is built for CUDA: its libraries take this much before any code runs
 WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
-PROCESSES = 2000  # of one user, threads among them; without effect for root, which the judge's own count stops
+PROCESSES = 2000  # of one user, including threads; without effect for root, whom the judge's own count stops
 DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
-GPU_MEMORY = 8 * GIB  # more of it where the ranks are on GPUs: CUDA and NCCL take some of the host's on each
+GPU_MEMORY = 8 * GIB  # added if the ranks are on GPUs: CUDA and NCCL take host memory on each
 TOTAL_PROCESSES = 200
-TOTAL_THREADS = 1000  # of all of them; 8 ranks of a right answer had 416
+TOTAL_THREADS = 1000  # threads of all processes; 8 ranks of a right answer had 416
 TOTAL_FILES = 10_000
 IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
@@ -51,7 +51,7 @@ KEPT_PROCESSES = 2 * TOTAL_THREADS
 
 
 class NoSandbox(RuntimeError):
-    """The walls that were asked for cannot be had; the message says why."""
+    """The requested walls are not available; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +71,16 @@ LIMITS = (
     f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
     f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
 )
-# CUDA reserves addresses for all memory of all GPUs and of the host, so that a limit of them would end every rank.
+# CUDA reserves addresses for all memory of all GPUs and of the host, so a limit on them would end every rank.
 ON_GPUS = f"; on GPUs no limit of addresses, none of the GPUs' own memory, and {GPU_MEMORY // GIB} GiB more in all"
 BUBBLEWRAP = Guards(
-    "bubblewrap: the course without solutions, read-only; folders of its own in memory, of a size",
+    "bubblewrap: the course without solutions, read-only; folders of its own in memory, of limited size",
     "its own namespace, no capability",
     "loopback of its own",
     LIMITS,
 )
 LANDLOCK = Guards(
-    "Landlock: reads Python, /usr and the course's library; writes its own folder. OPEN: its size, your files' rights",
+    "Landlock: reads Python, /usr and the course's library; writes its own folder. OPEN: size, your files' permissions",
     "no signal to the outside",
     "OPEN: nothing keeps it from the network, nor from another submission's ports",
     LIMITS,
@@ -97,7 +97,7 @@ BY_NAME = {"bubblewrap": BUBBLEWRAP, "landlock": LANDLOCK, "off": NONE}
 
 
 def lacking(guards: Guards) -> str:
-    """Why these walls cannot be had on this machine, tried, not guessed; "" if they can."""
+    """Why these walls are not available on this machine (tried, not guessed); "" if they are."""
     if guards is BUBBLEWRAP:
         if not shutil.which("bwrap"):
             return "bubblewrap is not installed (apt-get install bubblewrap)"
@@ -114,21 +114,21 @@ NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc
 
 
 class Sandbox:
-    """Walls for one submission; its end is the end of everything inside.
+    """Walls for one submission; when they end, everything inside ends.
 
     Attributes:
-        folder: where its runs lie, as they are told.
+        folder: where its runs lie, as the ranks see it.
         seen: the same, as the judge sees it.
-        guards: what walls it has, with control groups where the system has them.
-        group: of control; None where there is none.
+        guards: its walls, including control groups where the system has them.
+        group: its control group; None without one.
         first: the process id of the first process inside; None without bubblewrap.
-        memory: bytes that all processes may hold together.
+        memory: the most bytes that all processes may hold together.
         gpus: whether the GPUs can be reached.
     """
 
     def __init__(self, guards: Guards, course: Path, lesson: str = "", gpus: bool = False) -> None:
-        """`course`: the course that is shown inside, without solutions and checks, and without what the library has of
-        `lesson` and those after it.
+        """`course`: the course that is visible inside, without solutions and checks, and without the library's answers
+        to `lesson` and later lessons.
         """
         self.gpus = gpus
         more = GPU_MEMORY if gpus else 0
@@ -144,7 +144,7 @@ class Sandbox:
             if guards is BUBBLEWRAP:
                 self._wrap(course, lesson)
                 self.folder = Path("/runs")
-                # Opened before any code of a stranger's runs: whatever is put in its place, this is the one.
+                # Opened before a stranger's code runs: whatever replaces it later, this stays the real folder.
                 self.door = os.open(f"/proc/{self.first}/root/runs", os.O_RDONLY | os.O_DIRECTORY)
                 self.seen = descriptor(self.door)
             else:
@@ -195,12 +195,12 @@ class Sandbox:
         for place in ("/proc", "/dev", "/"):
             command += ["--remount-ro", place]
         command += ["--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
-        # cat ends when its input does, that is, with us
+        # cat ends when its input is closed, that is, with us
         self.process = subprocess.Popen(
             command, pass_fds=[told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         os.close(told)
-        up = self.process.stdout.readline()  # bwrap names its first process long before all walls stand
+        up = self.process.stdout.readline()  # bwrap names its first process long before all walls are up
         with open(heard) as lines:
             said = lines.read()
         if not up:
@@ -208,8 +208,8 @@ class Sandbox:
         self.first = json.loads(said)["child-pid"]
 
     def wire(self) -> int | None:
-        """Bytes that have gone over the sandbox's own network so far: the kernel's count. None without one, or where
-        it has ended.
+        """The bytes sent so far over the sandbox's own network, as counted by the kernel. None without a network of its
+        own, or after it has ended.
         """
         if self.first is None:
             return None
@@ -221,8 +221,8 @@ class Sandbox:
         return int(loopback.split(":")[1].split()[8])
 
     def files(self) -> int:
-        """How many files lie in /runs, at any depth and without a name, too: the kernel's count. 0 where it is on a
-        disk.
+        """The number of files in /runs, as counted by the kernel: at any depth, and including deleted ones. 0 if it is
+        on a disk.
         """
         if self.door < 0:
             return 0
@@ -230,7 +230,7 @@ class Sandbox:
         return about.f_files - about.f_ffree
 
     def end(self) -> None:
-        """With the first process of a namespace go all."""
+        """End the namespace's first process, and with it all others."""
         if self.process:
             with suppress(ProcessLookupError, TypeError):
                 os.kill(self.first, signal.SIGKILL)
@@ -238,9 +238,9 @@ class Sandbox:
             self.process.communicate()
 
     def remove(self) -> None:
-        """When nothing is left inside."""
+        """Called when nothing is left inside."""
         if self.door >= 0:
-            os.close(self.door)  # and with that, nothing of /runs is left
+            os.close(self.door)  # after that, nothing of /runs is left
         elif self.folder:
             remove(self.folder)
         if self.group:
@@ -248,9 +248,7 @@ class Sandbox:
 
 
 def below(folder: Path) -> Iterator[os.DirEntry]:
-    """Everything in a folder, at any depth, as far as paths reach: no link is followed, and not more is counted
-    than is allowed.
-    """
+    """Everything in a folder, at any depth that paths can reach: follows no link, counts no more than allowed."""
     left, count = [os.fspath(folder)], 0
     while left and count <= TOTAL_FILES:
         try:
@@ -271,13 +269,13 @@ def plain_files(folder: Path) -> list[Path]:
 
 
 def descriptor(number: int) -> Path:
-    """The path of a folder that we have open, for us and for what we start."""
+    """A path to a folder that we hold open, valid for this process and its children."""
     return Path(f"/proc/{os.getpid()}/fd/{number}")
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """A path by which a folder is this one, whatever a stranger's code moves or links to its place (on Linux)."""
+    """A path that keeps leading to this folder, whatever a stranger's code moves or links to its place (on Linux)."""
     if sys.platform != "linux":
         yield folder
         return
@@ -289,10 +287,10 @@ def held(folder: Path) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder that a stranger's code wrote in: it may be too deep for Python, closed to its owner, or a link
-    by now.
+    """Delete a folder that a stranger's code wrote in: by now it may be too deep for Python, closed to its owner, or a
+    link.
     """
-    if not os.path.lexists(folder):  # it was in a sandbox that is gone
+    if not os.path.lexists(folder):  # it was inside a sandbox that is gone
         return
     try:
         shutil.rmtree(folder)
@@ -302,5 +300,5 @@ def remove(folder: Path) -> None:
 
 
 def guards_of(fields: dict) -> Guards:
-    """The guards whose fields these are."""
+    """The guards with these fields."""
     return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == fields)

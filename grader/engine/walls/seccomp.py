@@ -6,8 +6,8 @@ import os
 import struct
 import sys
 
-# System calls that no lesson needs and that lead around a wall: new namespaces (with all capabilities in them), memory
-# that belongs to no process, other processes' memory, the kernel's rarely used corners. seccomp answers them with
+# System calls that no lesson needs and that could get around a wall: new namespaces (with all capabilities in them),
+# memory that belongs to no process, other processes' memory, rarely used parts of the kernel. seccomp answers them with
 # EPERM.
 X86, ARM = 0xC000003E, 0xC00000B7  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64 of linux/audit.h
 FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (asm-generic/unistd.h)
@@ -46,8 +46,8 @@ CLONE3 = (
 )
 CLONE_NEWUSER = 0x10000000
 SOCKET, PRLIMIT = (41, 198), (302, 261)
-# Of sockets: AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, by which gloo asks for the interfaces. Not all others have
-# namespaces: AF_VSOCK leads to a virtual machine's host.
+# Permitted sockets: AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, through which gloo lists the interfaces. Not all others
+# have namespaces: AF_VSOCK leads to a virtual machine's host.
 FAMILIES = (1, 2, 10, 16)
 PR_SET_SECCOMP, FILTER = 22, 2
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K of linux/bpf_common.h
@@ -58,9 +58,10 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SECCOMP_RET_…; REF
 
 
 def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
-    """From now on this process and its children cannot make these calls. Nothing on a different processor.
+    """From now on, this process and its children cannot make these calls. Has no effect on other processor
+    architectures.
 
-    `services`: whether the sockets with a path that it can reach are its own, and it may have such.
+    `services`: permit Unix sockets, because all that it can reach are its own.
     """
     machine = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine)
     if sys.platform != "linux" or machine is None:
@@ -80,7 +81,7 @@ def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
         (ANY_BIT, 0, 1, CLONE_NEWUSER),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
     ]
-    # No limits for other processes: the first argument is 0 for one's own. No services of this machine.
+    # It may set limits only for itself (first argument 0), and may not use services of this machine.
     for number, allowed in ((PRLIMIT, (0,)), (SOCKET, FAMILIES if services else FAMILIES[1:])):
         program += [
             (LOAD, 0, 0, 0),
