@@ -284,7 +284,7 @@ def guards_for(wish: str, backend: str = "gloo") -> sandbox.Guards:
     """The requested walls, tested. Raises NoSandbox if they are not available here."""
     guards = sandbox.BY_NAME[wish]
     if guards is sandbox.LANDLOCK and backend == "nccl":  # Landlock would have to list each file that CUDA opens
-        raise sandbox.NoSandbox("on GPUs only bubblewrap is supported: apt-get install bubblewrap")
+        raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
     if problem := sandbox.lacking(guards):
         raise sandbox.NoSandbox(f"--sandbox {wish}: {problem}")
     return guards

@@ -61,7 +61,7 @@ def board(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where students' lines are stored; created if missing")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="the page, which reloads itself")] = Path("board.html"),
     every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="seconds between updates")] = 10,
-    once: Annotated[bool, typer.Option("--once", help="write it once")] = False,
+    once: Annotated[bool, typer.Option("--once", help="write the page once and stop")] = False,
 ) -> None:
     """Show live which TODO each student is working on, for students who ran ./workbook join DIR."""
     from grader.engine.classroom import board as boards

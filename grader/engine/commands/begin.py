@@ -61,7 +61,7 @@ def data() -> None:
 
 @app.command(rich_help_panel=BEGIN)
 def lab(
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="for JupyterLab")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="arguments for JupyterLab")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
 ) -> None:
     """Open the notebooks in JupyterLab."""

@@ -25,13 +25,13 @@ def test(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="also slow tests: every wrong answer, a class of cheats, real Slurm, …")
+        bool, typer.Option("--all", help="also run slow tests: every wrong answer, a class of cheats, real Slurm, …")
     ] = False,
     seeds: Annotated[
         int, typer.Option(min=0, metavar="N", help="only judge all right answers, with N drawn seeds")
     ] = 0,
     seed: Annotated[
-        list[str] | None, typer.Option(metavar="SEED", help="the same with this seed; may be repeated")
+        list[str] | None, typer.Option(metavar="SEED", help="like --seeds, but with this seed; may be repeated")
     ] = None,
     premises: Annotated[
         int,
@@ -134,7 +134,7 @@ def grade(
         Path, typer.Argument(metavar="SUBMISSIONS", help="a folder with a folder or an archive for each student")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="for records, marks and feedback; an interrupted run continues")
+        Path, typer.Option(metavar="DIR", help="where records, marks and feedback go; an interrupted run continues")
     ],
     jobs: Annotated[int, typer.Option(min=1, help="submissions graded at the same time")] = 1,
     names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
@@ -147,16 +147,14 @@ def grade(
             "--sandbox", metavar="bubblewrap|landlock|off", help="landlock: weaker isolation; off: for people you trust"
         ),
     ] = "bubblewrap",
-    minutes: Annotated[float, typer.Option(min=0.1, help="for one submission")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="time limit for one submission")] = 10.0,
     backend: Annotated[
         str, typer.Option(metavar="auto|gloo|nccl", help="the backend, the same for the whole class")
     ] = "gloo",
     again: Annotated[bool, typer.Option("--again", help="grade again; earlier results stay in the history")] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="as an array of --jobs jobs, instead of on this machine")
-    ] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="run as an array of --jobs jobs, not on this machine")] = False,
     slurm_options: Annotated[
-        str, typer.Option(metavar="A=B,…", help="for these jobs, such as partition=batch,account=mine")
+        str, typer.Option(metavar="A=B,…", help="options of these jobs, such as partition=batch,account=mine")
     ] = "",
 ) -> None:
     """Grade a class. Submissions are untrusted code, and each runs in isolation."""
@@ -283,7 +281,7 @@ def autograder(
     file: Annotated[Path, typer.Argument(metavar="FILE.zip")],
     names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
 ) -> None:
-    """Make the course a Gradescope autograder: an archive to upload there."""
+    """Pack the course as a Gradescope autograder: an archive to upload there."""
     from grader.engine.classroom import gradescope
     from grader.engine.lesson.release import ReleaseError
 

@@ -77,9 +77,11 @@ def plan(
     compiled: Annotated[
         bool, typer.Option("--compile", help="fuse all operations except matrix products, as torch.compile does")
     ] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="matrix products of the blocks in 8 bits")] = False,
-    async_tp: Annotated[bool, typer.Option("--async-tp", help="tensor-parallel messages overlap the products")] = False,
-    best: Annotated[int, typer.Option(metavar="N", help="plans to show")] = 10,
+    fp8: Annotated[bool, typer.Option("--fp8", help="compute the blocks' matrix products in 8 bits")] = False,
+    async_tp: Annotated[
+        bool, typer.Option("--async-tp", help="overlap tensor-parallel messages with the products")
+    ] = False,
+    best: Annotated[int, typer.Option(metavar="N", help="number of plans to show")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
     out: Annotated[
         Path | None,

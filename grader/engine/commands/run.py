@@ -21,7 +21,7 @@ from utils.watched.record import forget, out_folder
 def run(
     lesson: Lesson,
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGS", help="for the script, such as -- --epochs 1")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="arguments for the script, such as -- --epochs 1")
     ] = None,
     nproc: Annotated[
         str,
@@ -35,7 +35,9 @@ def run(
         int | None,
         typer.Option(min=1, metavar="N", help="submit the batch file as a job on N nodes, and follow its output"),
     ] = None,
-    batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "--time=00:10:00"')] = "",
+    batch: Annotated[
+        str, typer.Option(metavar="OPTIONS", help='options for sbatch or qsub, such as "--time=00:10:00"')
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show the command")] = False,
     watched: Annotated[
         bool,
@@ -72,8 +74,12 @@ def run(
 @app.command(rich_help_panel=LEARN)
 def preflight(
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="such as -- --out FOLDER")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="as a job on N nodes; default: here")] = None,
-    batch: Annotated[str, typer.Option(metavar="OPTIONS", help='for sbatch or qsub, such as "-A <budget>"')] = "",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="run as a job on N nodes; default: on this machine")
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="OPTIONS", help='options for sbatch or qsub, such as "-A <budget>"')
+    ] = "",
 ) -> None:
     """Before a long run, check the versions, devices, links, storage and clock of each node."""
     from grader.engine.jobs import machine
