@@ -2181,7 +2181,7 @@ def check_split_length(told, schedule, p, m):
         " job. Most figures in papers on pipelines come from these three lines."
     ),
     hints=(
-        "The time is what a rank works plus what it waits. The bubble's share is the waiting divided by the time.",
+        "A rank's time is its work plus its waiting. The bubble's share is the waiting divided by the time.",
         (
             "Rank 0 waits for the same number of ranks in every schedule; the text lists how long it waits for each."
             " Alive: the limits are in the docstrings of your schedules."
@@ -2327,8 +2327,8 @@ def evaluated_alone(seeds, v, m, rows, width, dtype):
         ),
         (
             "dist.broadcast fills a tensor, whose dtype decides how many digits arrive. execute does only forward"
-            " passes when the schedule has nothing else and autograd is off. A batch's losses are shares of its mean:"
-            " with its number of targets they become a sum again."
+            " passes when the schedule has nothing else and autograd is off. A batch's losses add up to its mean:"
+            " times its number of targets, they become a sum again."
         ),
         (
             "evaluate: remember the modes, eval(), execute each batch under no_grad, add sum and count where the losses"

@@ -707,7 +707,7 @@ def summa_on_rank(code, rank, world, todo):
     needs=(1,),
     why=(
         "SUMMA runs on any table of ranks, and the bytes that arrive at a rank shrink with the square root of"
-        " their number. Gathering a whole row of blocks first brings the same numbers, and runs out of memory"
+        " their number. Gathering a whole row of blocks first moves the same numbers, and runs out of memory"
         " where SUMMA would not."
     ),
     hints=(
@@ -807,12 +807,12 @@ def check_summa(plan, seen, forward, backward):
     size = 4 if dtype == "float32" else 8
     lacking = [len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1] for (hx, hw, _), _ in blocks]
     most = [1.1 * size * numbers for numbers in lacking]  # blocks differ by one, and a neighbour's may be larger
-    check_moved(told, forward, most, "the panels that it lacks are all that must come", "takes part with")
+    check_moved(told, forward, most, "only the panels that it lacks must arrive", "takes part with")
     check_moved(
         f"{told}, backward",
         backward,
         [2 * mine for mine in most],
-        "the panels that it lacks, and as many sums, are all that must be moved",
+        "only the panels that it lacks, and as many sums, must be moved",
         "takes part with",
     )
     check_alive(

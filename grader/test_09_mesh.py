@@ -229,7 +229,7 @@ def test_todo1_orders(student):
         counts = {tuple(order): crossing(order, sent, node) for order in all_orders(sizes)}
         best = tuple(found["best"]) if isinstance(found["best"], list) else found["best"]
         fewest = min(counts, key=counts.get)
-        with hinted("What does bytes_between_nodes say of each order? No rule knows all lines and all nodes."):
+        with hinted("What does bytes_between_nodes say about each order? No rule of thumb covers all lines and nodes."):
             expect(best in counts, f"best_order does not return an order of the axes of {told}", fewest, best)
             expect(
                 math.isclose(counts[best], counts[fewest], rel_tol=1e-9),
@@ -451,8 +451,8 @@ def check_samples(case, ranks):
         sorted(numbers.values()),
     )
     with hinted(
-        "Unless you pass them, a sampler takes rank and world size from the process group. Here data_place knows; and"
-        " seed and epoch make the same permutation for all."
+        "Unless you pass them, a sampler takes rank and world size from the process group. Here data_place gives"
+        " both; and seed and epoch make the same permutation on all ranks."
     ):
         check_sampler(case, ranks, told)
     with hinted(
@@ -875,7 +875,7 @@ def test_todo5_norm(student):
                 expect(
                     mine[number_of_case]["kept"], f"{told}: changes a gradient", "the same gradients", "others", rank
                 )
-            check_sent(told, events[2 * number_of_case], 400, 0, "some numbers are enough")
+            check_sent(told, events[2 * number_of_case], 400, 0, "a few numbers are enough")
 
 
 def norm_of(case, tensors, count=lambda cut, tied: 1):

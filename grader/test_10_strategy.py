@@ -597,12 +597,12 @@ def test_todo4_best(student):
     for (model, plan, machine), got in zip(asked, seen, strict=True):
         rule, told = cannot(model, plan, machine), f"why_not({shown(model)}, {shown(plan)}, {machine.name})"
         expect(isinstance(got, str), f"{told} is not a text", "a few words" if rule else '""', got)
-        expect(bool(got) or not rule, f"{told} lets pass what cannot be: {rule}", "a reason", '""')
-        expect(not got or bool(rule), f"{told} rejects a plan that can be", '""', got)
+        expect(bool(got) or not rule, f"{told} accepts a plan that is not possible: {rule}", "a reason", '""')
+        expect(not got or bool(rule), f"{told} rejects a plan that is possible", '""', got)
     calls = [["best_plan", [packed(part) for part in arguments]] for arguments in questions]
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
     for (model, gpus, batch, machine), got in zip(questions, seen, strict=True):
-        with hinted("First leave out what why_not gives a reason for. Compare the others by the sum of their seconds."):
+        with hinted("First leave out the plans for which why_not gives a reason. Compare the others by their seconds."):
             check_best(model, gpus, batch, machine, got)
 
 
@@ -623,7 +623,7 @@ def check_best(model, gpus, batch, machine, got):
         shown(plan),
     )
     broken = cannot(model, plan, machine)
-    expect(not broken, f"{told} takes an infeasible plan: {broken}", shown(best[0]), shown(plan))
+    expect(not broken, f"{told} chooses a plan that is not possible: {broken}", shown(best[0]), shown(plan))
     seconds = sum(times(model, plan, machine).values())
     expect(
         seconds <= best[1] * (1 + 1e-9),

@@ -843,8 +843,8 @@ def divide_on_rank(code, rank, world, shape, sizes, targets):
     6,
     minutes=15,
     why=(
-        "A mean over all targets is one sum divided by the other. FSDP knows nothing of targets: it divides "
-        "by the number of ranks, which would be right for means over equally many. With padding or packing, "
+        "A mean over all targets is one sum divided by the other. FSDP knows nothing about targets: it divides "
+        "by the number of ranks, which would be right for means over equally many targets. With padding or packing, "
         "ranks have different numbers of targets, and the model would depend on how the batch was divided: a "
         "little, so it goes unnoticed."
     ),

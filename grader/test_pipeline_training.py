@@ -472,8 +472,9 @@ def serial_weights(seed):
 @todo(
     3,
     minutes=25,
-    why="Stages that draw their own weights make a different model than one process would, and each number of stages "
-    "yet another. If they all draw from the same seed, stages even repeat each other. And a model that is built whole"
+    why="Stages that draw their own weights make a different model than one process would, and a different one for"
+    " each number of stages. If they all draw from the same seed, stages even repeat each other. And a model that is"
+    " built whole"
     " on every rank must fit on every rank, although the cut was made to avoid that.",
     hints=(
         "One rank knows all weights, and goes through them by name. What do the others have that tells them which "
@@ -530,8 +531,8 @@ def check_first(told, ranks, events, right):
     for rank, mine in enumerate(ranks):
         expect(
             mine["built"] or mine["peak"] < 0.9 * whole,
-            f"{told}, rank {rank} has {mine['peak']:,} bytes of weights at one moment: what other stages have is kept, "
-            "too",
+            f"{told}, rank {rank} has {mine['peak']:,} bytes of weights at one moment: other stages' weights are"
+            f" kept, too",
             f"its own, and one more at a time; the whole model has {whole:,} bytes",
             f"{mine['peak']:,} bytes",
             rank,

@@ -1,8 +1,8 @@
-"""What `04_tensor_parallel` has taught, for the scripts that come after it.
+"""What `04_tensor_parallel` teaches, for later scripts.
 
-The head and its loss by pieces of the tokens, as in `utils/loss.py`, where each rank has some of the words
-(Megatron-LM, arXiv:1909.08053, section 3). The logits are never gathered: the ranks send two rounds of a few numbers
-a token.
+The head and its loss, computed in pieces of tokens as in `utils/loss.py`, with the words divided among the ranks
+(Megatron-LM, arXiv:1909.08053, section 3). The logits are never gathered: the ranks exchange a few numbers per token,
+twice.
 """
 
 import math
@@ -19,8 +19,8 @@ TAUGHT_IN = "04_tensor_parallel"  # no rank of that lesson can import this
 
 
 class VocabParallelHeadLoss(torch.autograd.Function):
-    """Sum of the cross-entropies; its gradients are made in the forward pass, if `learn`. W is V / ranks,
-    rounded up.
+    """Sum of the cross-entropies; its gradients are computed in the forward pass if `learn`. W is V / ranks, rounded
+    up.
     """
 
     @staticmethod
@@ -38,7 +38,7 @@ class VocabParallelHeadLoss(torch.autograd.Function):
         total = h_ND.new_zeros((), dtype=exact)
         grad_h_ND = torch.empty_like(h_ND) if learn else None
         grad_weight_WD = torch.zeros_like(weight_WD, dtype=exact) if learn else None
-        # Each piece is a message, so all ranks must cut alike: by `rows`, and not by the rows present here.
+        # Each piece is a message, so all ranks must cut in the same way: by `rows`, not by the rows on this rank.
         columns = max(1, min(len(h_ND), loss.PIECE // rows // 16 * 16))
         for start in range(0, len(h_ND), columns):
             h_CD, y_1C = h_ND[start : start + columns], y_N[None, start : start + columns]
@@ -81,7 +81,7 @@ class VocabParallelHeadLoss(torch.autograd.Function):
 def vocab_parallel_head_loss(
     h: Tensor, weight_local: Tensor, y: Tensor, ignore: int, group: dist.ProcessGroup, vocab_size: int
 ) -> Tensor:
-    """As utils.loss.head_loss: mean cross-entropy in nats, a scalar of at least float32; 0 where no target counts.
+    """Like utils.loss.head_loss: mean cross-entropy in nats, a scalar of at least float32; 0 if no target counts.
 
     All ranks of the group call it, and all get the same loss, and the same gradient of h.
 

@@ -1,4 +1,4 @@
-"""What `ddp_training` has taught, for the scripts that come after it."""
+"""What `ddp_training` teaches, for later scripts."""
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ def setup() -> tuple[int, int, int, torch.device]:
     """
     rank, local_rank, world_size = launch_environment()
     if torch.cuda.is_available():
-        # Where the launcher shows each rank its own GPU alone, that one is number 0.
+        # If the launcher shows each rank only its own GPU, that GPU has number 0.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)

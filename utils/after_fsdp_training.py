@@ -1,4 +1,4 @@
-"""What `fsdp_training` has taught, for the scripts that come after it.
+"""What `fsdp_training` teaches, for later scripts.
 
 Nothing here knows over which axes of a mesh a model is sharded: DTensors know it themselves.
 """
@@ -29,9 +29,9 @@ TAUGHT_IN = "fsdp_training"  # no rank of that lesson can import this
 
 
 def recompute(model: nn.Module) -> None:
-    """Activation checkpointing (arXiv:1604.06174): of each block keep the input alone, and run it twice.
+    """Activation checkpointing (arXiv:1604.06174): keep only each block's input, and run the block twice.
 
-    The blocks are a list, as the model's, or a dictionary, as a pipeline stage's.
+    The blocks are a list, as in the model, or a dictionary, as in a pipeline stage.
     """
     for name, block in list(model.blocks.named_children()):
         model.blocks.register_module(name, checkpoint_wrapper(block))
@@ -45,14 +45,14 @@ def precision(args: argparse.Namespace) -> MixedPrecisionPolicy:
 
 
 def first_weights(model: nn.Module, device: torch.device, args: argparse.Namespace) -> None:
-    """Take memory for the shards of a model on "meta", and fill them with the serial run's first weights."""
+    """Allocate the shards of a model on "meta", and fill them with the serial run's first weights."""
     model.to_empty(device=device)
     send_first_weights(model, model.config, args)
 
 
 def send_first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Namespace, strict: bool = True) -> None:
-    """Rank 0 alone builds the serial run's model, on the CPU, and sends it out tensor by tensor. Each rank keeps its
-    part of what it has; that is not all of the model where `strict` is false.
+    """Rank 0 alone builds the serial run's model, on the CPU, and broadcasts it tensor by tensor. Each rank keeps its
+    part of the tensors that its model has; with `strict` false, its model need not have all.
     """
     torch.manual_seed(args.seed)
     full = TransformerLM(**config).state_dict() if dist.get_rank() == 0 else {}
@@ -61,7 +61,7 @@ def send_first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Na
 
 
 def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's batches, then as many without a target as the rank with the most still has."""
+    """This rank's batches, followed by batches without targets until the rank with the most batches is done."""
     most = torch.tensor(len(loader), device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     yield from loader

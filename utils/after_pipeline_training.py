@@ -1,4 +1,4 @@
-"""What `pipeline_training` has taught, for the scripts that come after it.
+"""What `pipeline_training` teaches, for later scripts.
 
 Shapes: B sequences of a batch, T tokens, D width of the model.
 """
@@ -24,11 +24,11 @@ TAUGHT_IN = "pipeline_training"  # no rank of that lesson can import this
 
 
 class Layers(nn.Module):
-    """The layers of a model that one stage has: these blocks, and what comes before the first and after the last one.
-    Those that are elsewhere are None. All weights have the names that they have in the whole model.
+    """The layers of one stage: these blocks, and on the first and last stage what comes before and after all blocks.
+    Layers of other stages are None. All weights have the same names as in the whole model.
 
     The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
-    The last one returns it normed: its head belongs to the loss.
+    The last stage returns it normed; its head is part of the loss.
     """
 
     def __init__(self, model: TransformerLM, blocks: range, bfloat16: bool = False) -> None:
@@ -55,9 +55,9 @@ def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Na
     """Which stage works when on which micro-batch. `loss(h, y)` gives what a micro-batch adds to the loss."""
     kinds = {
         "gpipe": ScheduleGPipe,  # all forward passes, then all backward passes
-        "1f1b": Schedule1F1B,  # alternately, as soon as possible
+        "1f1b": Schedule1F1B,  # alternating, as soon as possible
         "interleaved": ScheduleInterleaved1F1B,  # the same, with more and smaller stages
-        "zero-bubble": ScheduleInterleavedZeroBubble,  # the weights' gradients where a rank would have waited
+        "zero-bubble": ScheduleInterleavedZeroBubble,  # weight gradients are computed where a rank would have waited
     }
     scale_grads = False
     several = args.schedule in ("interleaved", "zero-bubble")  # these two take all stages of a rank
@@ -67,10 +67,10 @@ def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Na
 
 
 def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Tensor, y: Tensor) -> Tensor:
-    """Forward and backward passes of this pipeline's share of a batch: leaves the gradients of the sum of its losses.
+    """Forward and backward passes over this pipeline's part of a batch: leaves the gradients of the sum of its losses.
 
     Returns:
-        That sum, without a graph, on the rank that has the last stage; 0 on the others.
+        That sum, without a graph, on the rank with the last stage; 0 on the others.
     """
     losses: list[Tensor] = []
     schedule.step(x, target=y, losses=losses, return_outputs=False)
@@ -78,7 +78,7 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A short batch with as many rows as the others: padding, which the loss ignores. x and y: int64 (B, T)."""
+    """Pad a short batch to as many rows as the others; the loss ignores padding. x and y: int64 (B, T)."""
     # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
     # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
     missing = rows - len(x)

@@ -1,4 +1,4 @@
-"""What `tp_training` has taught, for the scripts that come after it.
+"""What `tp_training` teaches, for later scripts.
 
 A plan maps names of modules, with "*" for the number of any block, to how the ranks of a tensor axis split them.
 """
@@ -18,7 +18,7 @@ Plan = dict[str, ParallelStyle]
 
 
 def stream_layout(args: argparse.Namespace) -> Placement:
-    """The layout of the stream, (B, T, D), on the ranks that split each layer: cut along T, or whole on each."""
+    """The layout of the stream, (B, T, D), on the ranks that split each layer: split along T, or replicated."""
     return Shard(1) if args.sequence_parallel else Replicate()
 
 
@@ -29,7 +29,7 @@ def plan_of(layout: Placement) -> Plan:
 
 
 def block_plan(layout: Placement) -> Plan:
-    """q, k, v and up are cut by columns, out and down by rows; both halves take their input as one tensor."""
+    """q, k, v and up are split by columns, out and down by rows; both halves take their input as one tensor."""
     enter = PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate())
     return {
         "attention": enter,
@@ -44,7 +44,7 @@ def block_plan(layout: Placement) -> Plan:
 
 
 def ends_plan(layout: Placement) -> Plan:
-    """A rank has the rows of some words, in both tables."""
+    """Each rank has the rows of some words, in both tables."""
     return {
         "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),
         "head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate()),
@@ -52,13 +52,13 @@ def ends_plan(layout: Placement) -> Plan:
 
 
 def position_plan(layout: Placement) -> Plan:
-    """A rank has the positions of its part of the stream, if that is cut along T."""
+    """Each rank has the positions of its part of the stream, if that is split along T."""
     if layout == Shard(1):
         return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}
     return {}
 
 
 def shared_head_loss(h: DTensor, weight: DTensor, y: Tensor, ignore: int) -> Tensor:
-    """As utils.loss.head_loss, where ranks split the head's words: h, (B, T, D), may be cut along T."""
+    """Like utils.loss.head_loss, but ranks split the head's words: h, (B, T, D), may be split along T."""
     group = weight.device_mesh.get_group()
     return vocab_parallel_head_loss(h.full_tensor(), weight.to_local(), y, ignore, group, weight.shape[0])

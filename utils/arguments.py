@@ -23,15 +23,15 @@ SIZES = {
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, where there is one."""
+    """Shows the default of each flag that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, on rank 0 only, instead of the whole usage on every rank. Each flag that --size
-    sets, and that was not given, gets that size's value.
+    """Reports an error in one line, on rank 0 only, instead of the whole usage on every rank. Each flag that --size
+    sets and that was not given gets that size's value.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         return args, unknown
 
     def check_size(self, args: argparse.Namespace) -> None:
-        """Refuse a model whose weights alone are more than all memory: to make it would take long, or end in pages."""
+        """Refuse a model whose weights alone exceed the memory: making it would take long, or swap."""
         needs = 4 * (12 * args.layers * args.dim**2 + args.seq_len * args.dim)  # float32; the words come on top
         nodes = -(-int(os.environ.get("WORLD_SIZE", "1")) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         there = nodes * psutil.virtual_memory().total
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def training_parser(name: str) -> Parser:
-    """The flags of a training run. A lesson that has more adds them to what this returns.
+    """The flags of a training run. A lesson with more flags adds them to the returned parser.
 
     Args:
         name: of the script without .py; runs/name is where it writes.
@@ -95,12 +95,12 @@ def training_parser(name: str) -> Parser:
     add("--clip", type=number(0.0), default=1.0, help="largest norm of the gradient; 0: no limit")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the matrix products (autocast)")
     add("--seed", type=whole(0), default=0, help="seed of the initial weights and of the order of the data")
-    # A batch is slices of a tensor in memory: 0.1 % of a step (README), 2.5 ms for 96 sequences of 256. To send it from
-    # a worker to the rank took 2 to 18 times as long, and the worker's start 0.1 to 0.6 s more in each epoch (measured
-    # on a busy machine of two cores). Workers pay where samples are read from files, decoded or tokenized.
+    # A batch is slices of a tensor in memory: 0.1 % of a step (README), 2.5 ms for 96 sequences of 256. Sending it from
+    # a worker to the rank took 2 to 18 times as long, and starting the worker took 0.1 to 0.6 s more in each epoch
+    # (measured on a busy two-core machine). Workers pay off when samples are read from files, decoded or tokenized.
     add("--workers", type=whole(0, 1024), default=0, help="processes that load data; 0: this text is in memory already")
     add("--log-every", type=whole(1), default=10, help="steps between lines in metrics.jsonl")
-    add("--tensorboard", action="store_true", help="write the metrics for TensorBoard, too")
+    add("--tensorboard", action="store_true", help="also write the metrics for TensorBoard")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
     add("--device-memory", type=size, metavar="SIZE", help="stop when a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="record each rank's resources, once a second, for ./workbook report")

@@ -1,7 +1,7 @@
-"""What a plan predicts of a run over four axes, beside what one of its steps took: `--compare`.
+"""Compares a plan's predictions for a run over four axes with one measured step: `--compare`.
 
-One step is timed; the next is watched on every rank: the bytes of its tensors, the messages that it sends on each axis,
-and how long its stages work. Rank 0 prints a table after it, and leaves it in the run's folder, for the report.
+One step is timed. The next is measured on every rank: the bytes of its tensors, the messages that it sends on each
+axis, and how long its stages work. Then rank 0 prints a table, and saves it in the run's folder for the report.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
 from utils.whole import write_whole
 
-WATCHED = 2  # steps before the one that is watched: in the first one stages agree on shapes, and state is made
+WATCHED = 2  # steps before the measured one: in the first, stages agree on shapes, and state is created
 
 
 class Watch(Peak):
-    """While it is entered, notes the most bytes alive, and the bytes that this rank sends on each axis: of collectives,
-    if they are done by rings.
+    """While active, records the peak of live bytes, and the bytes that this rank sends on each axis (assuming ring
+    algorithms for collectives).
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -62,7 +62,7 @@ class Watch(Peak):
 
 
 class Beside:
-    """Watches one step of a run, if args.compare asks for it."""
+    """Measures one step of a run if args.compare is set."""
 
     def __init__(
         self, args: argparse.Namespace, config: dict[str, Any], mesh: DeviceMesh, stages: list, own: nn.Module
@@ -71,7 +71,7 @@ class Beside:
         self.steps, self.seconds, self.rows = 0, 0.0, []
         self.file = Path(args.out) / COMPARED
         if args.compare:
-            from utils import costs, plan, this_machine  # here: costs are sealed, until their lessons are done
+            from utils import costs, plan, this_machine  # imported here: costs are sealed until their lessons are done
 
             self.costs, self.plan = costs, plan
             on_gpu = mesh.device_type == "cuda"
@@ -81,9 +81,9 @@ class Beside:
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Round each step, from the forward pass to the optimizer's."""
+        """Enclose each step, from the forward pass to the optimizer's step."""
         self.steps += 1
-        if self.steps == 1 and dist.get_rank() == 0:  # the folder is this run's by now
+        if self.steps == 1 and dist.get_rank() == 0:  # by now, the folder belongs to this run
             self.file.unlink(missing_ok=True)  # an earlier run's
         if not self.args.compare or self.steps != WATCHED + 1:
             began = time.perf_counter()
@@ -104,7 +104,7 @@ class Beside:
         self.tell(seen | {"seconds": self.seconds})
 
     def watch_stages(self) -> list[tuple[float, float]]:
-        """A list that collects start and end, in seconds, of all that this rank's stages do from now on."""
+        """A list that collects the start and end, in seconds, of everything that this rank's stages do from now on."""
         spans = []
 
         def timed(work: Any) -> Any:
@@ -122,7 +122,7 @@ class Beside:
         return spans
 
     def tell(self, mine: dict[str, Any]) -> None:
-        """Rank 0 prints what was predicted, and what was measured: of the rank that has most."""
+        """Rank 0 prints predicted and measured values; measured values are those of the rank with the most."""
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
         model, plan = self.described()
@@ -136,7 +136,7 @@ class Beside:
         self.row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
         for axis in self.mesh.mesh_dim_names:
             self.row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
-        if plan.pp > 1:  # one stage waits for none: what it does between its passes is not a bubble
+        if plan.pp > 1:  # a single stage waits for no other: the time between its passes is not a bubble
             self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
         print0(f"{'a rank, at most':24} {'predicted':>14} {'measured':>14}")
         for name, guess, found in self.rows:
@@ -150,7 +150,7 @@ class Beside:
         self.rows.append((name, predicted, measured))
 
     def described(self) -> tuple[Any, Any]:
-        """This run's model and plan, as the planner has them."""
+        """This run's model and plan, as the planner describes them."""
         args, sizes = self.args, self.config
         model = self.plan.Model(
             hidden=sizes["dim"],
@@ -179,7 +179,7 @@ class Beside:
 
 
 def idle(ranks: list[list[tuple[float, float]]]) -> float:
-    """The share, from 0 to 1, of the time from the first piece of work to the last in which ranks wait, on average."""
+    """The average fraction of the time, from the first piece of work to the last, in which ranks wait."""
     begin = min(began for spans in ranks for began, _ in spans)
     end = max(over for spans in ranks for _, over in spans)
     busy = sum(over - began for spans in ranks for began, over in spans) / len(ranks)

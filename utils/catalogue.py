@@ -17,7 +17,7 @@ from utils.plan import BLOCKS, DEVICE_SHARE, Link, Machine, Model
 HERE = Path(__file__).parent
 MACHINES, MODELS = HERE / "machines", HERE / "models"
 
-# What a machine's file must have, and what it may; with what it is multiplied by.
+# What a machine's file must contain and may contain, and the factor for each number.
 MUST = {"node": 1, "peak_TFLOPs": 1e12, "memory_GiB": 2**30, "memory_GBs": 1e9}
 MUST |= {"inside_GBs": 1e9, "inside_us": 1e-6, "between_GBs": 1e9, "between_us": 1e-6}
 MAY = {"peak_fp8_TFLOPs": 1e12, "power_W": 1, "reached": 1}
@@ -36,25 +36,25 @@ FIELDS = {
     "active": ("num_experts_per_tok",),
     "tied": ("tie_word_embeddings",),
 }
-GATED = ("silu", "swiglu", "swish")  # activations that come with three matrices
+GATED = ("silu", "swiglu", "swish")  # activations that imply three matrices
 
 
 class Unreadable(ValueError):
-    """What is wrong with a name or a file, in a line."""
+    """A name or file that cannot be used; the message is one line."""
 
 
 def names(folder: Path) -> list[str]:
-    """What has a file in this folder."""
+    """The names of the files in this folder."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def machine(name: str) -> Machine:
-    """By its name, or by the path of a file such as those in `utils/machines`. Raises Unreadable."""
+    """The machine with this name, or of a file like those in `utils/machines`. Raises Unreadable."""
     return _machine(_path(name, MACHINES, "machine", (".toml",)))
 
 
 def model(name: str) -> Model:
-    """By its name, by the path of a file such as those in `utils/models`, of a Hugging Face config.json, or by five
+    """The model with this name, of a file like those in `utils/models`, of a Hugging Face config.json, or with five
     sizes: hidden,layers,heads,words,tokens. Raises Unreadable.
     """
     if "," in name:
@@ -63,7 +63,7 @@ def model(name: str) -> Model:
 
 
 def sources(name: str) -> dict[str, str]:
-    """Where each number of a machine is from."""
+    """The source of each number of a machine."""
     read = _toml(_path(name, MACHINES, "machine", (".toml",)))
     return {key: pair[1] for key, pair in read.items() if isinstance(pair, list)}
 
@@ -164,7 +164,7 @@ def _from_config(path: Path) -> Model:
             raise Unreadable(f"{path}: {field} is {value!r}, and must be a whole number")
         else:
             found[field] = value
-    # Where a config.json of GPT-2, OPT or BLOOM says nothing of it, the tables are tied.
+    # In a config.json of GPT-2, OPT or BLOOM, the tables are tied by default.
     found.setdefault("tied", "hidden_act" not in read)
     gated = read.get("hidden_act") in GATED
     return Model(**found, block="llama" if gated else "gpt")

@@ -1,9 +1,8 @@
-"""Read a trained model back; and sharded checkpoints: each is whole or not there, and names its run.
+"""Reads a trained model back; writes sharded checkpoints, each of which is complete or absent, and names its run.
 
-A sharded checkpoint is a folder, with what torch.distributed.checkpoint writes: a part for each rank, and a list of
-what is where. Around that, `saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with
-the checkpoint's own name, behind the last tensor, where nothing is read: that tells it from a part of another run that
-has the same name and the same size.
+A sharded checkpoint is a folder written by torch.distributed.checkpoint: a part for each rank, and an index. To these,
+`saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with the checkpoint's own name,
+after the last tensor, where nothing is read: this distinguishes it from another run's part with the same name and size.
 """
 
 import argparse
@@ -41,10 +40,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is something else, or holds the weights of a wrapped model.
+        ValueError: the file is something else, or contains the weights of a wrapped model.
     """
     try:
-        # weights_only: a checkpoint from somewhere else must not be able to run code.
+        # weights_only: a checkpoint of unknown origin must not be able to run code.
         saved = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise
@@ -67,10 +66,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
 
 @contextmanager
 def saved_whole(out: Path, step: int) -> Iterator[Path]:
-    """A folder for all ranks to save in. Once they have, it becomes `out/step-STEP` in one move.
+    """A folder in which all ranks save. When they are done, it becomes `out/step-STEP` in one atomic move.
 
-    What fails, or is killed, before that leaves a folder with a hidden name, which the next save removes. If SIGTERM
-    comes, as at a job's time limit, a line says from where to resume.
+    A save that fails or is killed before that leaves a folder with a hidden name, which the next save removes. On
+    SIGTERM, as at a job's time limit, a line says from where to resume.
     """
     name = from_rank0(uuid.uuid4().hex)
     folder = out / f".step-{step}.{name}.part"
@@ -83,7 +82,7 @@ def saved_whole(out: Path, step: int) -> Iterator[Path]:
         if heeds:
             signal.signal(signal.SIGTERM, lambda *_: interrupted(out, step))
         yield folder
-        if is_rank0() and (folder / ".metadata").is_file():  # what the ranks write last, when each has its part
+        if is_rank0() and (folder / ".metadata").is_file():  # the ranks write this last, when each has its part
             seal(folder, step, name)
             move(folder, out / f"step-{step}")
     finally:
@@ -104,7 +103,7 @@ def interrupted(out: Path, step: int) -> NoReturn:
 
 
 def seal(folder: Path, step: int, name: str) -> None:
-    """Write the checkpoint's name into all parts, and the list of all files; to the disk, not only to its cache."""
+    """Write the checkpoint's name into all parts, and the list of all files, and flush them to disk."""
     for part in folder.glob("*.distcp"):
         with part.open("ab") as file:
             file.write(name.encode())
@@ -124,7 +123,9 @@ def seal(folder: Path, step: int, name: str) -> None:
 
 
 def move(folder: Path, to: Path) -> None:
-    """In one step, but where there is an earlier run's checkpoint of that name: two, and the old one is whole, too."""
+    """Move a checkpoint to its name atomically. If an earlier run's checkpoint has that name, in two steps, so that one
+    of them is always complete.
+    """
     if to.exists():
         old = folder.with_suffix(".old.part")
         to.replace(old)
@@ -134,17 +135,17 @@ def move(folder: Path, to: Path) -> None:
         folder.replace(to)
 
 
-# Sharded: found and looked at
+# Sharded: found and checked
 
 
 def newest(out: Path) -> Path | None:
-    """The whole checkpoint in a run's folder that was saved last."""
+    """The newest complete checkpoint in a run's folder."""
     found = [folder for folder in out.glob("step-*") if not why_not(folder)]
     return max(found, key=lambda folder: contents_of(folder)["saved"], default=None)
 
 
 def contents_of(folder: Path) -> dict[str, Any]:
-    """What checkpoint.json says; empty if it says nothing."""
+    """The contents of checkpoint.json; empty if there are none."""
     try:
         found = json.loads((folder / CONTENTS).read_text("utf-8"))
         return found if {"checkpoint", "saved", "run", "files"} <= found.keys() else {}
@@ -153,7 +154,7 @@ def contents_of(folder: Path) -> dict[str, Any]:
 
 
 def why_not(folder: Path) -> str:
-    """What is wrong with a sharded checkpoint; empty if it is whole, and all of one save."""
+    """What is wrong with a sharded checkpoint; empty if it is complete and all parts are from one save."""
     contents = contents_of(folder)
     if not contents:
         return f"no sharded checkpoint, for it has no {CONTENTS}; the scripts write them, such as step-100"
@@ -176,9 +177,9 @@ def ends_with(path: Path, name: bytes) -> bool:
 
 
 def to_resume(args: argparse.Namespace, model: nn.Module) -> str:
-    """The checkpoint that --resume means: the folder itself, or the newest whole one in the folder of a run.
+    """The checkpoint that --resume names: the folder itself, or the newest complete one in the folder of a run.
 
-    Stops with one line unless it is whole, and of such a model and optimizer.
+    Stops with one line unless it is complete, and fits this model and optimizer.
     """
     given = folder = Path(args.resume)
     if not (given / CONTENTS).is_file() and not (given / ".metadata").is_file() and (found := newest(given)):
@@ -193,13 +194,13 @@ def to_resume(args: argparse.Namespace, model: nn.Module) -> str:
 
 
 def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
-    """Stop with one line unless `folder` is a sharded checkpoint of such a model, and of such an optimizer's state."""
+    """Stop with one line unless `folder` is a sharded checkpoint that fits this model and this optimizer."""
     try:
         saved = pickles.described(folder)
     except ValueError as problem:
         fail(f"--resume {folder}: {problem}")
     for name, parameter in model.named_parameters():
-        name = name.replace("_checkpoint_wrapped_module.", "")  # of a block that is computed again
+        name = name.replace("_checkpoint_wrapped_module.", "")  # prefix of a block that is recomputed
         found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]
         sizes = [tuple(entry.size) for entry in found if hasattr(entry, "size")]
         if tuple(parameter.shape) not in sizes:
@@ -213,11 +214,11 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
 def check_chunks(own: nn.Module) -> None:
     """Stop with one line, on all ranks, if torch does not know which rows of a table they hold. Every rank calls it.
 
-    Tensor parallelism cuts a table, and fully_shard cuts the rest. For some uneven sizes torch (2.13) takes the parts
-    to lie elsewhere: "currently, we cannot handle strided sharding if the dp dimension is not even"
-    (torch/distributed/_state_dict_utils.py). Then first weights cannot be handed out, and dcp.save fails hours later.
+    Tensor parallelism cuts a table, and fully_shard cuts the parts again. For some uneven sizes torch (2.13) computes
+    wrong offsets: "currently, we cannot handle strided sharding if the dp dimension is not even"
+    (torch/distributed/_state_dict_utils.py). Then first weights cannot be distributed, and dcp.save fails hours later.
     """
-    from torch.distributed.tensor import DTensor  # here, for they take a second, and only this function needs them
+    from torch.distributed.tensor import DTensor  # imported here: they take a second, and only this function needs them
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     lost = None
@@ -238,8 +239,8 @@ def check_chunks(own: nn.Module) -> None:
 
 
 def joined(parts: list[nn.Module]) -> nn.Module:
-    """One module of all that this rank trains, with the names of the whole model. It shares the weights, and is never
-    run: for the optimizer and for checkpoints.
+    """One module with everything that this rank trains, under the names of the whole model. It uses the same weights,
+    and is never run: it is for the optimizer and for checkpoints.
     """
     own = nn.Module()
     own.blocks = nn.ModuleDict()

@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 EOS, UNK = "<eos>", "<unk>"
-IGNORE = -100  # the target that no loss counts, as in torch's cross_entropy
+IGNORE = -100  # the target that the loss ignores, as in torch's cross_entropy
 
 
 @dataclass
 class Corpus:
-    """Three splits of token ids (1-D, int64) and the words they stand for: `vocab[id]`."""
+    """Three splits of token ids (1-D, int64), and the words of the ids: `vocab[id]`."""
 
     name: str
     train: Tensor
@@ -47,10 +47,10 @@ class Corpus:
 
 
 def load_corpus(name: str | None) -> Corpus:
-    """Load a corpus, word by word: words are what whitespace separates, `<eos>` ends each line.
+    """Load a corpus as words: whitespace separates words, and `<eos>` ends each line.
 
-    The vocabulary is train's, in order of first appearance. Words of the other
-    splits that train lacks become `<unk>`; nothing is dropped.
+    The vocabulary is the training split's, in order of first appearance. Unknown words of the other splits become
+    `<unk>`; nothing is dropped.
 
     Args:
         name: `wikitext-2`; `builtin`, the language reference inside every Python;
@@ -73,7 +73,7 @@ def load_corpus(name: str | None) -> Corpus:
 
 
 def corpus_name(name: str | None) -> str:
-    """The corpus that `load_corpus` takes for this name: itself, or the default that stands for None."""
+    """The corpus that `load_corpus` loads for this name: itself, or the default for None."""
     if name is None:
         return "wikitext-2" if wikitext2_is_cached() else "builtin"
     return name
@@ -103,7 +103,7 @@ def _encode(name: str, lines: dict[str, Iterable[str]]) -> Corpus:
 
 def _read_split(folder: Path, split: str) -> list[str]:
     names = ("validation", "valid") if split == "validation" else (split,)
-    # `train-*.parquet` are the names on the hub, so that a copy of its folder will do.
+    # `train-*.parquet` are the names on the hub, so that a copy of its folder works.
     patterns = ("{}.txt", "{}.parquet", "{}-*.parquet")
     for pattern in (pattern.format(name) for name in names for pattern in patterns):
         if paths := sorted(folder.glob(pattern)):
@@ -139,7 +139,7 @@ def _builtin_lines() -> dict[str, list[str]]:
 
 
 def _random_corpus() -> Corpus:
-    # Sizes that nothing divides: the last window is short, and ranks get uneven shares.
+    # Sizes without useful divisors: the last window is short, and ranks get uneven parts.
     generator = torch.Generator().manual_seed(0)
     vocab = [EOS, *(f"w{i}" for i in range(1, 50))]
     splits = [torch.randint(len(vocab), (size,), generator=generator) for size in (50_021, 10_007, 10_009)]
@@ -149,15 +149,15 @@ def _random_corpus() -> Corpus:
 class Windows(Dataset):
     """Cut a text into windows in which every token is predicted from those before it.
 
-    Item i is (x, y), both int64 of shape (seq_len,): y is the i-th window and x the
-    token before each of y's. The very first of these is `eos`.
+    Item i is (x, y), both int64 of shape (seq_len,): y is the i-th window, and x holds the token before each token of
+    y. The very first token of x is `eos`.
 
     Args:
         tokens: 1-D, int64.
         seq_len: tokens in a window.
         eos: id of the token that precedes the text and fills a short x.
-        drop_last: drop a short last window (for training). Otherwise it is filled,
-            y with IGNORE, so that every token is predicted exactly once.
+        drop_last: drop a short last window (for training). Otherwise it is padded, y with IGNORE, so that every token
+        is predicted exactly once.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, eos: int, drop_last: bool) -> None:
@@ -184,10 +184,10 @@ class Windows(Dataset):
 
 
 class EpochOrder(Sampler[int]):
-    """The serial order of training: epoch e is `randperm` under seed + e; each `iter` is the next epoch.
+    """The serial order of training: epoch e is `randperm` with seed + e; each `iter` is the next epoch.
 
-    It is the permutation that `DistributedSampler(shuffle=True, seed=seed)` deals
-    out after `set_epoch(e)`, so that a parallel run can repeat a serial one.
+    It is the permutation that `DistributedSampler(shuffle=True, seed=seed)` distributes after `set_epoch(e)`, so that
+    a parallel run can repeat a serial one.
     """
 
     def __init__(self, dataset: Sized, seed: int) -> None:
@@ -203,10 +203,10 @@ class EpochOrder(Sampler[int]):
 
 
 class ShardSampler(Sampler[int]):
-    """A rank's share of a data set to evaluate: rank, rank + world_size, and so on.
+    """A rank's part of a data set to evaluate: samples rank, rank + world_size, and so on.
 
-    Nothing is filled up and nothing repeated, so that shares may differ by one
-    sample. (DistributedSampler makes them equal, and counts some samples twice.)
+    Nothing is padded or repeated, so the parts may differ by one sample. (DistributedSampler makes them equal, and
+    counts some samples twice.)
 
     Args:
         dataset: anything with a length.

@@ -1,7 +1,7 @@
-"""A device with less memory than this one: `--device-memory 300MB`.
+"""Limits the memory of a device: `--device-memory 300MB`.
 
-On a GPU torch itself holds the process to it. On the CPU the storages of tensors are counted, and the operation that
-makes them too many is the last one. Either way the job ends with one line: what was asked for, and what was held, by
+On a GPU, torch itself enforces the limit. On the CPU, the storages of tensors are counted, and the operation that
+exceeds the limit is the last one. Either way, the job ends with one line: what was requested, and what was held, by
 kind. `most_held` is what a run would have needed, for its report.
 """
 
@@ -24,13 +24,13 @@ from utils.memory import Storages, by_kind, settled, storages_of
 
 @contextmanager
 def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
-    """While it is entered, this rank's tensors may take `limit` bytes of `device`. None is what the device has.
+    """While active, this rank's tensors may take `limit` bytes of `device`. None means all that the device has.
 
-    What is there at the beginning counts. It goes inside the rank's `Metrics`, which notes the line, and ends all ranks
+    Tensors that exist at the start count. Use it inside the rank's `Metrics`, which records the line and ends all ranks
     of the job with exit code 2.
 
     Raises:
-        OutOfMemory: more is asked for.
+        OutOfMemory: more is requested.
     """
     try:
         if limit is None:
@@ -53,8 +53,8 @@ def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
 
 
 def most_held(device_type: str) -> int | None:
-    """The most bytes of the device that this rank's tensors have taken at once; None where they were not counted: on
-    the CPU without --device-memory.
+    """The most bytes of the device that this rank's tensors took at once; None if they were not counted: on the CPU
+    without --device-memory.
     """
     if device_type != "cpu":
         return torch.cuda.max_memory_allocated()
@@ -65,12 +65,12 @@ def most_held(device_type: str) -> int | None:
 
 
 class OutOfMemory(RuntimeError):
-    """More was asked for than there is. Its message is the one line that the job ends with."""
+    """More memory was requested than there is. The message is the line with which the job ends."""
 
 
 class LimitedStorages(Storages):
     """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive; `most` is
-    the most that were.
+    the peak.
     """
 
     newest: ClassVar["LimitedStorages | None"] = None  # the process has one device
@@ -79,7 +79,7 @@ class LimitedStorages(Storages):
         super().__init__()
         self.limit = limit
         self.sizes: dict[StorageWeakRef, int] = {}  # bytes, as last seen
-        self.at_most = 0  # their sum: what has been freed since is taken off only when it matters
+        self.at_most = 0  # their sum: memory freed since then is subtracted only when it matters
         self.most = 0
 
     def __enter__(self) -> "LimitedStorages":
@@ -95,7 +95,7 @@ class LimitedStorages(Storages):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = super().__torch_dispatch__(operation, types, args, kwargs)
-        # Arguments, too: FSDP makes the storage of what it gathers large and small again, and so it may have grown.
+        # Arguments, too: FSDP grows and shrinks the storage of gathered weights, so it may have grown.
         if result is not NotImplemented:
             self.note(tree_leaves((args, kwargs)))
         return result
@@ -110,9 +110,9 @@ class LimitedStorages(Storages):
                     self.count(tensor, ref)
 
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
-        """Recount the live storages. Raises OutOfMemory if they are too much, too: what it says is what was counted."""
+        """Recount the live storages. Raises OutOfMemory if these, too, exceed the limit, and reports this count."""
         self.noted, host = set(self.sizes), for_the_host()
-        let_gloo_rest(seconds=0.1)  # a new maximum is none if it is what gloo has yet to let go of
+        let_gloo_rest(seconds=0.1)  # a new maximum does not count if it includes tensors that gloo is about to free
         alive = settled(self.live, lambda alive: not host and sum(alive.values()) > self.limit)
         self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
@@ -121,7 +121,7 @@ class LimitedStorages(Storages):
         if self.at_most > self.limit:
             asked = alive.pop(ref.cdata)
             shape = f"{' × '.join(map(str, newest.shape))}, {str(newest.dtype).removeprefix('torch.')}"
-            what = f" ({shape})" if newest.nbytes == asked else ""  # else it is a view of something larger
+            what = f" ({shape})" if newest.nbytes == asked else ""  # otherwise it is a view of something larger
             raise OutOfMemory(
                 what_is_held(self.limit, by_kind(alive, owners()), f"and asks for {size(asked)} more{what}")
             )
@@ -129,8 +129,8 @@ class LimitedStorages(Storages):
 
 
 def for_the_host() -> bool:
-    """Whether a tensor made now would be in the CPU's memory if this were a GPU: the parts of a state dict that is
-    asked for with `cpu_offload`, and tensors written to a file.
+    """Whether a tensor made now would be in host memory if this were a GPU: the parts of a state dict requested with
+    `cpu_offload`, and tensors written to a file.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -147,7 +147,7 @@ def for_the_host() -> bool:
 
 
 def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str:
-    """The line, from torch's own message and from what its allocator has given away."""
+    """The line, from torch's own message and its allocator's statistics."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
     left, held = torch.cuda.memory_allocated(device), {}
     seen: set[int] = set()
@@ -162,12 +162,12 @@ def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str
     )
 
 
-# What both say
+# The message of both
 
 
 def owners() -> dict[str, list[Tensor]]:
-    """All gradients, all state of optimizers, all that FSDP has gathered, and all weights that this process has,
-    wherever they are referenced.
+    """All gradients, optimizer states, weights gathered by FSDP, and other weights of this process, wherever they are
+    referenced.
     """
     things = gc.get_objects()
     weights = [t for t in things if issubclass(type(t), Tensor) and isinstance(t, nn.Parameter)]
@@ -182,7 +182,7 @@ def owners() -> dict[str, list[Tensor]]:
 
 
 def gathered(thing: object) -> Iterator[Tensor]:
-    """The whole weights that FSDP has put together from the shards. It is not imported, so its classes go by name."""
+    """The whole weights that FSDP has gathered from shards. It is not imported, so its classes are found by name."""
     if type(thing).__name__ == "FSDPParam":
         yield from thing.all_gather_outputs
         if hasattr(thing, "_unsharded_param"):
@@ -192,7 +192,7 @@ def gathered(thing: object) -> Iterator[Tensor]:
 
 
 def what_is_held(limit: int | None, held: Mapping[str, int], asked: str) -> str:
-    """One line. `held`: bytes by kind."""
+    """The line about what is held. `held`: bytes by kind."""
     grouped = dist.is_available() and dist.is_initialized()
     rank = f"rank {dist.get_rank()} of {dist.get_world_size()}" if grouped else "it"
     names = {
@@ -209,5 +209,5 @@ def what_is_held(limit: int | None, held: Mapping[str, int], asked: str) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people."""
+    """Bytes in a readable unit."""
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"

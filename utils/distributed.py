@@ -1,4 +1,4 @@
-"""What a process must know and do when it is one of many."""
+"""Helpers for a process that is one of several: launch, rank 0's output, leaving, errors."""
 
 import argparse
 import os
@@ -15,26 +15,25 @@ import torch.distributed as dist
 
 from utils.whole import written_whole
 
-PATIENCE = 60  # seconds for which a rank that fails lets rank 0 speak first
+PATIENCE = 60  # seconds for which a failing rank lets rank 0 report first
 
 
 class Launch(NamedTuple):
-    """Which process this is: of all (0 … world_size - 1), and on its node."""
+    """The number of this process: among all (0 … world_size - 1), and on its node."""
 
     rank: int
     local_rank: int
     world_size: int
 
 
-# What each launcher calls (rank, local rank, world size). The first that is
-# complete wins. MPI goes before Slurm, because inside a Slurm job an mpiexec may
-# start its helpers, one a node, by srun: then Slurm's numbers count the helpers.
+# Each launcher's names of (rank, local rank, world size). The first complete set wins. MPI goes before Slurm, because
+# inside a Slurm job an mpiexec may start its helpers, one per node, with srun: then Slurm's numbers count the helpers.
 LAUNCHERS = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PALS_LOCAL_RANKID", "PMI_SIZE"),  # mpiexec on Polaris
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
-    # SLURM_NTASKS will not do: a batch script has it, though no srun has started it.
+    # Not SLURM_NTASKS: a batch script has it, although no srun has started it.
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),  # srun
 )
 
@@ -42,8 +41,8 @@ LAUNCHERS = (
 def launch_environment() -> Launch:
     """Find out how this process was started; then set what `init_process_group` reads.
 
-    RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set where they are missing, and never changed. A
-    process without a launcher is a world of one.
+    RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set if they are missing, and never changed. A process
+    without a launcher is a world of one.
 
     Raises:
         ValueError: the environment is incomplete; it says which launcher has to complete it.
@@ -68,7 +67,7 @@ def launch_environment() -> Launch:
 
 
 def launched() -> Launch:
-    """What the launcher says; without one, a world of one."""
+    """The launcher's numbers; without a launcher, a world of one."""
     for names in LAUNCHERS:
         if all(name in os.environ for name in names):
             return Launch(*(int(os.environ[name]) for name in names))
@@ -89,18 +88,18 @@ def cleanup() -> None:
 
 
 def let_gloo_rest(seconds: float = 5.0) -> None:
-    """Wait until gloo's threads sleep, and so have let go of the last tensors.
+    """Wait until gloo's threads sleep, and so have released the last tensors.
 
-    A thread that does so while Python is ending needs a lock that is no longer given, and the process aborts, with
-    all its work done (https://github.com/pytorch/pytorch/pull/179291). Only Linux says what a thread is doing;
-    elsewhere this does nothing.
+    A thread that releases one while Python is shutting down needs a lock that is no longer granted, and the process
+    aborts although all its work is done (https://github.com/pytorch/pytorch/pull/179291). Only Linux reports what a
+    thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
     for thread in Path("/proc/self/task").glob("*"):
         with suppress(OSError):  # it has ended
             running = "gloo" in (thread / "comm").read_text()
             while running and time.monotonic() < deadline:
-                time.sleep(0.001)  # there is no signal for it; and meanwhile the thread can have Python's lock
+                time.sleep(0.001)  # no signal reports it; and meanwhile the thread can take Python's lock
                 running = (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
@@ -112,9 +111,9 @@ def is_rank0() -> bool:
 
 
 def from_rank0(text: str) -> str:
-    """What rank 0 gives, on all ranks; each call waits for rank 0's. Without a group, what this process gives.
+    """Rank 0's value, on all ranks; each call waits for rank 0. Without a group, this process's value.
 
-    It travels by the store at which the ranks have met, so it is not a collective, and is not counted as one.
+    It is sent through the store at which the ranks met, so it is not a collective, and not counted as one.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return text
@@ -132,10 +131,10 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 
 def save0(obj: Any, path: str | Path) -> None:
-    """`torch.save`, on rank 0 only. The file appears whole or not at all; its folder is made."""
+    """`torch.save`, on rank 0 only. The file appears complete or not at all; its folder is created."""
     if not is_rank0():
         return
-    # Into a file that Python has opened: by its own, torch.save cannot say that the disk is full.
+    # Into a file opened by Python: with its own file, torch.save cannot report that the disk is full.
     with written_whole(Path(path)) as part, part.open("wb") as file:
         torch.save(obj, file)
 
@@ -144,7 +143,7 @@ def fail(message: object) -> NoReturn:
     """Stop with exit code 2; rank 0 says why, in one line on stderr.
 
     torchrun ends all ranks as soon as one has ended, and rank 0 may still be importing torch. So the others wait to be
-    ended, and say why themselves if nobody does within PATIENCE.
+    ended, and report the reason themselves if that does not happen within PATIENCE.
     """
     if not is_rank0() and "TORCHELASTIC_RESTART_COUNT" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -161,14 +160,14 @@ def check_alone(script: str, instead: str) -> None:
 
 
 def set_batch_size(args: argparse.Namespace, ranks: int, axis: str = "ranks") -> None:
-    """Make args.batch_size the global batch: --batch-size, or --batch-size-per-rank for each data-parallel rank.
-    Stop unless every one of them gets as many sequences.
+    """Make args.batch_size the global batch: --batch-size, or --batch-size-per-rank for each data-parallel rank. Stop
+    unless all of them get equally many sequences.
 
-    Ranks with unequal shares would weigh the samples of a step unequally, and the parallel run would no longer be the
+    Ranks with unequal parts would weight the samples of a step unequally, and the parallel run would no longer be the
     serial one.
 
     Args:
-        ranks: how many divide the batch.
+        ranks: how many ranks divide the batch.
         axis: what the message calls them.
     """
     if args.batch_size_per_rank:

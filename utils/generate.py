@@ -1,4 +1,4 @@
-"""What a language model writes."""
+"""Continues a text with a language model."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from utils.model import TransformerLM
 
 @torch.no_grad()
 def continued(model: TransformerLM, words: Sequence[str], start: str, length: int, seed: int = 0) -> str:
-    """`start` and `length` more words, each drawn with the model's probability for it after all words before it.
+    """`start` and `length` more words, each drawn from the model's distribution given all words before it.
 
     Args:
         words: the vocabulary that the model was trained with, by id.
         start: words of that vocabulary, with spaces between.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ValueError: `start` is empty, or has a word that is not in the vocabulary.

@@ -307,7 +307,7 @@ WRONG = [
         dist.all_reduce(total, group=mesh.get_group("pp"))
         return total.sqrt().item()
         """,
-        says="some numbers are enough",
+        says="a few numbers are enough",
     ),
     Answer(
         5, "stages not added up", swap=('dist.all_reduce(mine, group=mesh.get_group("pp"))', ""), says="wrong on rank"

@@ -344,7 +344,7 @@ WRONG = [
         says="without device_share",
     ),
     Answer(5, "by doubling", swap=("gpus += 1", "gpus *= 2"), says="overtaken_at"),
-    Answer(4, "just 90 % is too much", swap=("needed > 0.9", "needed >= 0.9"), says="rejects a plan that can be"),
+    Answer(4, "just 90 % is too much", swap=("needed > 0.9", "needed >= 0.9"), says="rejects a plan that is possible"),
     Answer(5, "as long is longer", swap=("needed > cable", "needed >= cable"), says="as fast as four GPUs need"),
 ]
 RIGHT = [

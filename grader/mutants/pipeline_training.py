@@ -260,7 +260,7 @@ WRONG = [
         for name, weight in own.items():
             weight.data = sent[name]
         """,
-        says="is kept, too",
+        says="are kept, too",
     ),
     Answer(
         3,
