@@ -244,7 +244,7 @@ WRONG = [
         swap=('took["cp"] - computing * scores', 'took["cp"] - computing'),
         says='"cp" is wrong',
     ),
-    Answer(4, "nothing is rejected", ["return ''", None], says="lets pass"),
+    Answer(4, "nothing is rejected", ["return ''", None], says="accepts a plan that is not possible"),
     Answer(4, "everything is rejected", ["return 'no'", None], says="rejects"),
     Answer(4, "memory is not looked at", swap=("if needed > 0.9 * machine.memory:", "if False:"), says="memory"),
     Answer(4, "heads may be cut", swap=("if model.heads % plan.tp:", "if False:"), says="heads on tp"),
@@ -265,7 +265,7 @@ WRONG = [
         4,
         "the batch on replicas alone",
         swap=("plan.batch % (plan.replicas * plan.micro_batch)", "plan.batch % plan.replicas"),
-        says="lets pass",
+        says="accepts a plan that is not possible",
     ),
     Answer(
         4,
