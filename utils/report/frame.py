@@ -1,7 +1,7 @@
 """The frame of every HTML page that the course writes: one look, each page a single self-contained file.
 
 A page extends it: `{% extends "frame" %}`, then its blocks `title`, `style` and `body`. Its values are escaped. No page
-runs a script or loads anything from elsewhere, whatever a stranger's words in it say.
+runs a script or loads anything from elsewhere, whatever a stranger's text in it contains.
 """
 
 import jinja2

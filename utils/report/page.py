@@ -1,8 +1,8 @@
 """The report of a run as one page, like a computing centre's job reports.
 
 `write(folder)` reads what the run left (runs.py), draws each picture as a PNG beside the page (pictures.py), and
-puts all of them into one HTML file that needs no other. A folder that holds runs of several numbers of processes,
-nproc-1, nproc-2, …, becomes a page on how the speed grows.
+puts all of them into one self-contained HTML file. A folder with runs on several numbers of processes, nproc-1,
+nproc-2, …, becomes a page about the speed-up.
 """
 
 import base64
@@ -42,7 +42,7 @@ def newest_runs(folder: Path) -> list[Run]:
     if not found or found[-1].parent == folder:
         return [read(folder)]
     runs = [read(path.parent) for path in found if path.parent != folder]
-    # Runs that were started differently, on another day, cannot be compared.
+    # Runs that were started with different arguments cannot be compared.
     return sorted(
         (run for run in runs if run.ranks and arguments(run) == arguments(runs[-1])), key=lambda run: len(run.ranks)
     )
@@ -98,14 +98,14 @@ def write_run(run: Run) -> Path:
 
 
 def unmeasured(run: Run) -> str:
-    """What the page cannot show about this run, and why."""
+    """A note on what the page cannot show about this run, and why."""
     if not run.ranks:
         return (
             "This run was not recorded, so only its loss is known. ./workbook run records; otherwise, give the"
             " script --record."
         )
     if len(run.ranks) > 1 and not any(rank.communication for rank in run.ranks):
-        from utils.report.recorder import PROFILED, TIMED, WARM  # here: it takes torch
+        from utils.report.recorder import PROFILED, TIMED, WARM  # imported here: it loads torch
 
         steps = WARM + TIMED + PROFILED
         return (
@@ -116,7 +116,7 @@ def unmeasured(run: Run) -> str:
 
 
 def save(draw: Callable[[Any], Figure | None], what: Any, path: Path) -> bool:
-    """Draw a picture, if there is anything to show; an old one is removed."""
+    """Save a picture if there is anything to show; otherwise remove an old one."""
     path.unlink(missing_ok=True)
     figure = draw(what)
     if figure:

@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from utils.report.runs import PARTS, Run, memory_of, read_lines, speed_rows
 from utils.whole import written_whole
 
-# Told apart by the colour-blind, too (Okabe and Ito).
+# Distinguishable by colour-blind readers, too (Okabe and Ito).
 COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#f0e442", "#d55e00", "#009e73"), strict=True))
 BLUE, ORANGE = "#0072b2", "#d55e00"
-WIDTH = 5.0  # inches of a chart: two stand side by side on a page, and on a phone one can be read
-FEW = 10  # points of a curve, below which each has a dot
+WIDTH = 5.0  # inches of a chart: two fit side by side on a page, and one is readable on a phone
+FEW = 10  # a curve with fewer points shows each as a dot
 # Minutes by GPUs, as measured for the DDP exercise of the Jülich course from which this one grew.
 JUELICH = {1: 92, 4: 25, 8: 14}
 
@@ -61,7 +61,7 @@ def draw_step(run: Run) -> Figure | None:
     left = [0.0] * len(ranks)
     for part, colour in COLOURS.items():
         widths = [1000 * rank.parts[part] for rank in ranks]
-        if not any(widths):  # as waiting, where there is no pipeline
+        if not any(widths):  # such as waiting, without a pipeline
             continue
         axes.barh([rank.start["rank"] for rank in ranks], widths, left=left, color=colour, label=part, height=0.7)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]
@@ -121,7 +121,7 @@ def draw_usage(run: Run) -> Figure | None:
 
 
 def usage_rows(run: Run, kind: str) -> dict[str, list[float]]:
-    """Percent in each second (nan where not measured), by the name of the row."""
+    """Row name -> percent in each second (nan where not measured)."""
     begin = run.ranks[0].start["time"] if run.ranks else 0.0
     seconds = 1 + int(max((line["time"] - begin for rank in run.ranks for line in rank.usage), default=0))
     rows: dict[str, list[float]] = {}
@@ -190,11 +190,11 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
 
     Args:
         metrics_jsonl: one record, or several to draw into one picture.
-        png: the file to write; its folder is made.
+        png: the file to write; its folder is created.
         labels: a name for each record; by default the name of its folder.
 
     Raises:
-        ValueError: as many labels as records are needed.
+        ValueError: the numbers of labels and records differ.
     """
     records = [Path(metrics_jsonl)] if isinstance(metrics_jsonl, (str, Path)) else [Path(p) for p in metrics_jsonl]
     labels = labels or [record.resolve().parent.name for record in records]

@@ -1,13 +1,11 @@
 """Records what a run uses, for `./workbook report`: one file of JSON lines per rank.
 
-Once a second a thread notes the memory and the processor time of its rank; the
-first rank of a node adds every CPU of that node, and the processors' power where
-the board tells, and each rank its own GPU. How a
-step's time is spent is seen in a few steps only: ten with a clock at the borders
-of their parts, then three with the profiler, which shows when communication was
-under way and nothing else. After those no hook is left.
+Once a second, a thread records the memory and processor time of its rank, and its GPU; the first rank of a node adds
+every CPU of that node, and the processors' power if it can be read. The time of a step is taken apart in a few steps
+only: in ten with a clock at the boundaries of their parts, then in three with the profiler, which shows when only
+communication was in progress. After these, no hook is left.
 
-What the profiler saw is also written as `usage/trace-R.json.gz`, in Chrome's trace event format, which
+The profiler's events are also written to `usage/trace-R.json.gz`, in Chrome's trace event format, which
 https://ui.perfetto.dev opens (it runs in the browser and sends nothing; a copy of it runs offline). The parts of the
 step are ranges in it and, on a GPU, NVTX ranges for Nsight Systems.
 """
@@ -35,11 +33,11 @@ from utils.products import bfloat16_way
 from utils.report.power import Processors
 from utils.run_folder import Taken, locked, who_has
 
-PERIOD = 1.0  # seconds from one sample to the next
-# Steps: the first ones warm up, with buckets to make and memory to get.
+PERIOD = 1.0  # seconds between samples
+# Steps: the first ones warm up: they make buckets and allocate memory.
 WARM, TIMED, PROFILED = 2, 10, 3
 PARTS = ("data", "forward", "backward", "waiting", "optimizer")
-# What a pipeline computes of a micro-batch: methods of a stage and of its schedule, and which part of a step each is.
+# What a pipeline computes for a micro-batch: methods of a stage and of its schedule, and the part of a step for each.
 CHUNKS = {
     "stage._PipelineStageBase": {
         "forward_one_chunk": "forward",
@@ -52,14 +50,14 @@ Spans = list[tuple[float, float]]  # begin and end
 
 
 class Recorder:
-    """Write `folder/usage/rank-R.jsonl` while the context lasts; `folder` is the run's.
+    """Write `folder/usage/rank-R.jsonl` while active; `folder` is the run's.
 
     Raises:
         Taken: a rank of another run writes there.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        # A script that does not know its rank yet takes itself for rank 0; its launcher knows better.
+        # A script that does not know its rank yet assumes rank 0; its launcher knows better.
         self.rank, self.local_rank = int(os.environ.get("RANK", rank)), int(os.environ.get("LOCAL_RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         (folder / "usage").mkdir(parents=True, exist_ok=True)
@@ -114,14 +112,14 @@ class Recorder:
             self.file.close()
 
     def write(self, kind: str, **values: Any) -> None:
-        """One line; bytes, seconds since 1970 and percent of one processor are the units."""
-        with self.lock, suppress(OSError):  # a full disk: metrics.jsonl will tell
+        """Write one line; the units are bytes, seconds since 1970 and percent of one processor."""
+        with self.lock, suppress(OSError):  # a full disk: metrics.jsonl reports it
             print(json.dumps({"kind": kind, "time": time.time(), **values}), file=self.file, flush=True)
 
     def sample(self) -> None:
         process = psutil.Process()
         process.cpu_percent(), psutil.cpu_percent(percpu=True)  # percent since the last call: the first has none
-        while not self.over.wait(PERIOD - time.time() % PERIOD):  # on the full second, as the other ranks
+        while not self.over.wait(PERIOD - time.time() % PERIOD):  # on the full second, like the other ranks
             values: dict[str, Any] = {"cpu": process.cpu_percent(), "memory": process.memory_info().rss}
             if self.local_rank == 0:
                 values |= {"cpus": psutil.cpu_percent(percpu=True), "node_memory": psutil.virtual_memory().used}
@@ -134,20 +132,20 @@ class Recorder:
 
 
 class Parts:
-    """Where the time of a step goes, measured with torch's hooks on every module and optimizer."""
+    """Measures where the time of a step goes, with torch's hooks on every module and optimizer."""
 
     def __init__(self, write: Any, trace: Path | None = None) -> None:
         self.write, self.trace = write, trace
         self.on_gpu = torch.cuda.is_available()
-        self.depth = 0  # of modules whose forward is running
+        self.depth = 0  # number of modules whose forward is running
         self.chunks = 0  # of a pipeline's stages, run in this step
-        self.step = 0  # of those that are over
-        self.last: float | None = None  # the end of the last part, None where it is not known
-        self.now = dict.fromkeys(PARTS, 0.0)  # seconds of the step that is going on
+        self.step = 0  # of finished steps
+        self.last: float | None = None  # the end of the last part, None if unknown
+        self.now = dict.fromkeys(PARTS, 0.0)  # seconds of the current step
         self.steps: list[dict[str, float]] = []
         self.profile: torch.profiler.profile | None = None
-        self.borders: list[tuple[str, float, float]] = []  # parts under the profiler
-        self.range: torch.profiler.record_function | None = None  # the part that is going on, for the trace
+        self.borders: list[tuple[str, float, float]] = []  # parts recorded by the profiler
+        self.range: torch.profiler.record_function | None = None  # the current part, for the trace
         self.hooks = [
             nn.modules.module.register_module_forward_pre_hook(self.before_forward),
             nn.modules.module.register_module_forward_hook(self.after_forward, always_call=True),
@@ -174,13 +172,13 @@ class Parts:
             self.steps = []
 
     def time_pipelines(self) -> None:
-        """A rank of a pipeline works in turns with others: there, what it computes is timed itself, and the time
-        between is waiting.
+        """The ranks of a pipeline take turns: there, the computations themselves are timed, and the time between them
+        is waiting.
         """
         for where, methods in CHUNKS.items():
             module, name = where.split(".")
             if (module := sys.modules.get(f"torch.distributed.pipelining.{module}")) is None:
-                continue  # then there is no pipeline
+                continue  # otherwise there is no pipeline
             owner = getattr(module, name)
             for method, part in methods.items():
                 self.plain.append((owner, method, getattr(owner, method)))
@@ -223,7 +221,7 @@ class Parts:
             self.enter("backward" if torch.is_grad_enabled() else None)
 
     def enter(self, part: str | None) -> None:
-        """Starts `part` in the trace, and ends the previous one."""
+        """Start `part` in the trace, and end the previous one."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
             if self.on_gpu:
@@ -238,7 +236,7 @@ class Parts:
     def mark(self, part: str) -> None:
         """Ends `part`."""
         if self.on_gpu:
-            torch.cuda.synchronize()  # a GPU works later than it is told
+            torch.cuda.synchronize()  # a GPU executes later than the call
         now = time.time()
         if self.last is not None:
             self.now[part] += now - self.last
@@ -252,7 +250,7 @@ class Parts:
             self.enter("optimizer")
             return None
 
-        def closed() -> Any:  # as Lightning has it: forward and backward are called in the optimizer's step
+        def closed() -> Any:  # in Lightning, forward and backward are called in the optimizer's step
             loss = closure()
             self.mark("backward")
             self.enter("optimizer")
@@ -269,7 +267,7 @@ class Parts:
         self.now, self.chunks = dict.fromkeys(PARTS, 0.0), 0
         self.step += 1
         if self.step == WARM + TIMED:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each rank prints its start and end
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise each rank prints the profiler's start and end
             self.profile = torch.profiler.profile()
             self.profile.start()
             with torch.profiler.record_function("clock"):
@@ -291,14 +289,14 @@ class Parts:
             self.profile.export_chrome_trace(str(self.trace))
 
     def communication(self, events: Any) -> dict[str, Any]:
-        """The share of each part in which a message was under way and nothing was computed; and of those hidden by
-        work.
+        """For each part, the fraction of its time in which a message was in flight and nothing was computed; and the
+        fraction of communication that was hidden by work.
         """
         clock = next(e for e in events if e.name == "clock").time_range.start
         spans: dict[bool, Spans] = {True: [], False: []}
         for event in events:
             message = event.name.startswith(("gloo:", "nccl"))
-            # On a GPU its kernels count, on a CPU the operations that torch runs.
+            # On a GPU, kernels count; on a CPU, torch's operations.
             work = (
                 event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
             )
@@ -310,7 +308,7 @@ class Parts:
         alone = minus(messages, work)
         shares = {}
         for part in PARTS:
-            if part == "waiting":  # for other stages, through their messages
+            if part == "waiting":  # for other stages' messages
                 shares[part] = 0.0
                 continue
             borders = [(begin, end) for name, begin, end in self.borders if name == part]
@@ -322,7 +320,7 @@ class Parts:
 
 
 def union(spans: Spans) -> Spans:
-    """The same time, without overlaps, in order."""
+    """The same spans merged, in order."""
     out: Spans = []
     for begin, end in sorted(spans):
         if out and begin <= out[-1][1]:
@@ -333,7 +331,7 @@ def union(spans: Spans) -> Spans:
 
 
 def within(these: Spans, those: Spans) -> Spans:
-    """The time that is in both; each argument without overlaps and in order."""
+    """The time that is in both; each argument is in order and without overlaps."""
     out: Spans = []
     i = j = 0
     while i < len(these) and j < len(those):
@@ -348,7 +346,7 @@ def within(these: Spans, those: Spans) -> Spans:
 
 
 def minus(these: Spans, those: Spans) -> Spans:
-    """The time in `these` and not in `those`; each without overlaps and in order."""
+    """The time in `these` but not in `those`; each is in order and without overlaps."""
     edges = [float("-inf"), *(t for span in those for t in span), float("inf")]
     return within(these, list(zip(edges[::2], edges[1::2], strict=True)))
 
@@ -361,19 +359,19 @@ def length(spans: Spans) -> float:
 
 
 class _Nvml:
-    """One GPU, as NVIDIA's management library sees it."""
+    """One GPU, as seen by NVIDIA's management library."""
 
     def __init__(self) -> None:
         import pynvml
 
         pynvml.nvmlInit()
         self.nvml = pynvml
-        # By its own name, since CUDA_VISIBLE_DEVICES gives others the same number.
+        # By UUID, since CUDA_VISIBLE_DEVICES changes the numbers.
         identity = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity.removeprefix('GPU-')}")
 
     def sample(self) -> dict[str, float]:
-        """Percent, bytes and, where the GPU tells, watts."""
+        """Percent, bytes and, if the GPU reports it, watts."""
         nvml, handle = self.nvml, self.handle
         found = {
             "gpu": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -391,19 +389,19 @@ def _gpu() -> _Nvml | None:
         return None
     try:
         return _Nvml()
-    except Exception as problem:  # an AMD GPU, a driver of another version: the rest is worth having
+    except Exception as problem:  # an AMD GPU, or a different driver version: record the rest anyway
         print(f"the GPU is not recorded: {problem}", file=sys.stderr)
         return None
 
 
 def _model() -> dict[str, Any] | None:
-    """The sizes of the model that this process trains, also where it has but a stage of it."""
+    """The sizes of the model that this process trains, even if it has only a stage of it."""
     models = (thing for thing in gc.get_objects() if issubclass(type(thing), TransformerLM))
     return next((model.config for model in models), None)
 
 
 def _product_flops(size: int = 512) -> float:
-    """FLOP/s of this rank's matrix products in float32, the best of five: no data sheet tells it of a CPU."""
+    """FLOP/s of this rank's matrix products in float32, the best of five: data sheets do not give it for CPUs."""
     factor = torch.ones(size, size)
     seconds = []
     for _ in range(5):

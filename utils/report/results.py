@@ -1,6 +1,6 @@
 """The table of results, runs/results.md: each `./workbook run` adds its lines, and students fill in the rest.
 
-A line is written once and never again: what was predicted, and what one makes of it, is the student's to write.
+A line is written once and never changed: students write down what they predicted, and why the result differs.
 """
 
 import time
@@ -20,7 +20,7 @@ they divide one batch among them; in weak scaling each has its own batch (`--bat
 
 
 def add(table: Path, runs: list[Run]) -> None:
-    """Add a line for each of these recorded runs, which one command made, to the table; it is made if missing."""
+    """Add a line to the table for each of these recorded runs of one command; the table is created if missing."""
     rows = speed_rows({len(run.ranks): run for run in runs})
     lines = [line_of(run, row if len(runs) > 1 else None) for run, row in zip(runs, rows, strict=True)]
     table.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def add(table: Path, runs: list[Run]) -> None:
 
 
 def memory(run: Run) -> str:
-    """Of the rank with most: the process, and its tensors if they were counted."""
+    """The memory of the rank with the most: of the process, and of its tensors if they were counted."""
     process = f"{max(rank.peak for rank in run.ranks) / 2**20:,.0f} MiB"
     counted = [rank.device_memory for rank in run.ranks if rank.device_memory is not None]
     return f"{process}, tensors {max(counted) / 1e6:,.1f} MB" if counted else process

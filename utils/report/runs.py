@@ -1,4 +1,4 @@
-"""What runs left in their folders, read again.
+"""Reads what runs left in their folders.
 
 A run leaves metrics.jsonl, and with --record a file for each rank in usage/ (see recorder.py).
 """
@@ -14,13 +14,13 @@ from utils.arguments import SIZES
 
 # The parts of a step, in the order in which they are drawn.
 PARTS = ("data", "forward", "backward", "waiting", "communication", "optimizer")
-COMPARED = "compare.json"  # beside them, of hybrid_training --compare: rows of name, predicted, measured
+COMPARED = "compare.json"  # written by hybrid_training --compare: rows of name, predicted, measured
 Line = dict[str, Any]
 
 
 @dataclass
 class Rank:
-    """What one rank noted."""
+    """The records of one rank."""
 
     start: Line
     usage: list[Line] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Rank:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Median seconds of each part of a step; time with nothing but a message under way is a separate part."""
+        """Median seconds of each part of a step; time in which only messages were in flight is a separate part."""
         if not self.steps:
             return {}
         parts = {part: statistics.median(step[part] for step in self.steps) for part in self.steps[0]}
@@ -42,20 +42,19 @@ class Rank:
 
     @property
     def peak(self) -> int:
-        """Bytes of the process, at most."""
+        """Peak bytes of the process."""
         return (self.end or {}).get("peak_memory") or max((line["memory"] for line in self.usage), default=0)
 
     @property
     def device_memory(self) -> int | None:
-        """Bytes of the device that its tensors took at most, as --device-memory counts them; None if they were not
-        counted."""
+        """Peak bytes of its tensors on the device, as counted for --device-memory; None if they were not counted."""
         counted = [line.get("device_memory") for line in (*self.usage, *([self.end] if self.end else []))]
         return max((nbytes for nbytes in counted if nbytes is not None), default=None)
 
 
 @dataclass
 class Run:
-    """What a run left in its folder."""
+    """The records of a run."""
 
     folder: Path
     lines: list[Line]  # of metrics.jsonl
@@ -66,19 +65,19 @@ class Run:
 
     @property
     def refused(self) -> str:
-        """Why the run ended before its time, if a rank has said so."""
+        """Why the run ended early, if a rank reported a reason."""
         lines = [rank.refused for rank in self.ranks if rank.refused]
         return min(lines, key=lambda line: line["time"])["why"] if lines else ""
 
     @property
     def tokens_per_s(self) -> float:
-        """Median over the run, without the first line, in which all is started."""
+        """Median over the run, without the first line, which includes the start."""
         speeds = [line["tokens_per_s"] for line in self.of("step")]
         return statistics.median(speeds[1:] or speeds or [0.0])
 
 
 def read(folder: Path) -> Run:
-    """Raises ValueError if there is no run in the folder: none that has made a step, or said why it could not."""
+    """Read the run in a folder. Raises ValueError if there is none that made a step, or reported why it could not."""
     lines = read_lines(folder / "metrics.jsonl")
     ranks = []
     for file in sorted((folder / "usage").glob("rank-*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank-"))):
@@ -102,49 +101,49 @@ def read(folder: Path) -> Run:
 
 
 def memory_of(line: Line) -> int:
-    """Bytes in use, by a line on usage: of the GPU if there is one, else of the process."""
+    """Bytes in use, from a line of usage: on the GPU if there is one, else of the process."""
     return line.get("gpu_memory", line["memory"])
 
 
 def records(folder: Path) -> list[Path]:
-    """The metrics.jsonl of the folder's own run and of those on several numbers of processes, the newest last."""
+    """The metrics.jsonl of the folder's own run and of its runs on several numbers of processes, newest last."""
     return sorted(
         [*folder.glob("metrics.jsonl"), *folder.glob("nproc-*/metrics.jsonl")], key=lambda path: path.stat().st_mtime
     )
 
 
 def newest(folder: Path) -> float:
-    """When a run in the folder last wrote a line; seconds since 1970, 0 if none did."""
+    """The time when a run in the folder last wrote a line; seconds since 1970, 0 if none did."""
     return max((path.stat().st_mtime for path in records(folder)), default=0.0)
 
 
 def arguments(run: Run) -> list[str]:
-    """The command of a run, but for its folder."""
+    """The command of a run, without its folder."""
     command = run.ranks[0].start["command"] if run.ranks else []
     return [part for before, part in zip(["", *command], command, strict=False) if "--out" not in (before, part)]
 
 
 def given(run: Run, flag: str) -> str:
-    """What a run's command gives for a flag, by its last mention; "" if nothing."""
+    """The last value of a flag in a run's command; "" if it is not given."""
     command = [part for word in (run.ranks[0].start["command"] if run.ranks else []) for part in word.split("=", 1)]
     return ([""] + [after for word, after in itertools.pairwise(command) if word == flag])[-1]
 
 
 def scaling(run: Run) -> str:
-    """How such runs compare by number of processes: "weak" where each rank has its own batch, else "strong"."""
+    """The kind of scaling of such runs: "weak" if each rank has its own batch, else "strong"."""
     return "weak" if given(run, "--batch-size-per-rank") else "strong"
 
 
 def batch_of(run: Run) -> str:
-    """Sequences of a step, as the command has them."""
+    """Sequences per step, as given in the command."""
     if each := given(run, "--batch-size-per-rank"):
         return f"{each} a rank"
     return given(run, "--batch-size") or str(SIZES[given(run, "--size") or "laptop"]["batch_size"])
 
 
 def speed_rows(runs: dict[int, Run]) -> list[dict[str, float]]:
-    """By number of processes: tokens_per_s, speed_up, efficiency, and the largest relative difference of a loss (in
-    strong scaling; in weak scaling the batches, and so the losses, are different ones).
+    """For each number of processes: tokens_per_s, speed_up, efficiency, and the largest relative difference of a loss
+    (in strong scaling; in weak scaling the batches, and so the losses, differ).
     """
     fewest, base = next(iter(runs.items()))
     losses = {line["step"]: line["loss"] for line in base.of("step")}

@@ -1,4 +1,4 @@
-"""What a run has computed, and what it took: parameters, model FLOPs utilization (MFU), power."""
+"""What a run computed and used: parameters, model FLOPs utilization (MFU), power."""
 
 import statistics
 
@@ -7,7 +7,7 @@ from utils.report.runs import Run
 
 
 def facts(run: Run) -> dict[str, str]:
-    """For the page; what cannot be known is said."""
+    """The facts for the page; what is unknown is labelled so."""
     out, sizes = {}, run.ranks[0].start.get("model")
     if sizes:
         parameters, flops = per_token(sizes)
@@ -21,7 +21,7 @@ def per_token(sizes: dict[str, int]) -> tuple[int, int]:
     """Parameters of the model, and the FLOPs of forward and backward pass for a token: six for each number of a matrix
     that multiplies, and 12 L D T for attention, without a causal mask (PaLM, appendix B).
     """
-    import torch  # here: a report without a model needs none
+    import torch  # imported here: a report without a model does not need it
 
     from utils.model import TransformerLM
 
@@ -50,14 +50,14 @@ def share_of_peak(run: Run, speed: float) -> str:
 
 
 def data_sheet(device: str) -> str | None:
-    """The file in utils/machines for a GPU by torch's name for it: all parts of the file's name are in that."""
+    """The file in utils/machines for a GPU, given torch's name for it, which contains all parts of the file's name."""
     device = device.lower()
     fitting = [name for name in names(MACHINES) if all(part in device for part in name.split("-"))]
     return max(fitting, key=lambda name: (name.count("-"), len(name)), default=None)
 
 
 def power(run: Run) -> str:
-    """Means over the run; of GPUs, and of processors, whose counters of energy are often for root alone."""
+    """Mean power over the run, of GPUs and of processors, whose energy counters often only root can read."""
     told = []
     for kind, what in (("watts", "GPUs"), ("cpu_watts", "processors")):
         means = [
@@ -67,4 +67,4 @@ def power(run: Run) -> str:
         ]
         if means:
             told.append(f"{sum(means):,.0f} W of all {what}")
-    return ", ".join(told) or "not told by this machine"
+    return ", ".join(told) or "not reported by this machine"

@@ -1,2 +1,2 @@
-"""What each rank is doing, so that `./workbook run` can say which rank waits for which: `rank` notes, `record`
-holds."""
+"""What each rank is doing, so that `./workbook run` can say which rank waits for which: `rank` writes notes, `record`
+stores them."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-# Which argument's shape every rank of a group must agree on. The others
+# The argument whose shape must agree on all ranks of a group. The others
 # (all-to-all, barrier) may differ, or have none.
 AGREED = {
     "allreduce_": "tensors",
@@ -51,11 +51,12 @@ SPOKEN = {  # the dispatcher's name -> the name that was typed
 
 
 def intercept(reporting: Callable[[Any, str, Any], Callable]) -> list[torch.library.Library]:
-    """Give every operation of c10d a kernel of ours, reporting(operation, name, keys below), which passes it on.
+    """Give every operation of c10d our own kernel, reporting(operation, name, keys below), which then runs the
+    operation.
 
     BackendSelect is the last dispatch key before a device's own kernel, and nothing else uses it for these operations.
-    All else costs nothing: a TorchDispatchMode would see every operation, and take a quarter of a small run's time. The
-    kernels last as long as the returned object.
+    Other operations cost nothing; a TorchDispatchMode would see every operation, and take a quarter of a small run's
+    time. The kernels last as long as the returned object.
     """
     key = torch._C.DispatchKey.BackendSelect
     below = torch._C._dispatch_keyset_full_after(key)
@@ -72,10 +73,10 @@ def intercept(reporting: Callable[[Any, str, Any], Callable]) -> list[torch.libr
 
 
 def aside() -> bool:
-    """Whether this is a thread that Python's threading has started: the main one need not wait for what happens here.
+    """Whether this is a thread started by Python's threading, for which the main thread does not wait.
 
-    Autograd has threads of its own, one for each GPU, where hooks of DDP and FSDP call collectives; for these the main
-    one waits.
+    Autograd has its own threads, one for each GPU, in which hooks of DDP and FSDP call collectives; the main thread
+    waits for these.
     """
     if threading.get_ident() == threading.main_thread().ident:
         return False
@@ -86,11 +87,11 @@ def aside() -> bool:
 
 
 def members_of(group: dist.ProcessGroup) -> dict[int, int]:
-    """The ranks of a group: of all -> in the group."""
+    """The ranks of a group: global rank -> rank in the group."""
     return next(
         (
             ranks
-            for g, ranks in c10d._world.pg_group_ranks.items()  # a group that this rank is not in is a number there
+            for g, ranks in c10d._world.pg_group_ranks.items()  # there, a group without this rank is a number
             if getattr(g, "group_name", None) == group.group_name
         ),
         {},
@@ -103,14 +104,14 @@ def members_in_order(members: dict[int, int]) -> list[int]:
 
 
 def tensors_sent(name: str, given: dict) -> list[torch.Tensor]:
-    """What a rank gives to a collective or message."""
+    """The tensors that a rank passes to a collective or message."""
     tensors = given.get(AGREED.get(name, ""))
     sent = tensors if tensors is not None else given.get("tensors", given.get("input_tensors", given.get("input")))
     return [t for t in (sent if isinstance(sent, (list, tuple)) else [sent]) if isinstance(t, torch.Tensor)]
 
 
 def described(name: str, given: dict, members: dict[int, int]) -> dict[str, Any]:
-    """A call of the dispatcher's operation `name`, in words and numbers: what ranks of a group must agree on."""
+    """A description of a call of the dispatcher's operation `name`: what the ranks of a group must agree on."""
     event: dict[str, Any] = dict(op=SPOKEN.get(name, name.rstrip("_")), shape=None, dtype=None, bytes=0, detail=None)
     if sent := tensors_sent(name, given):
         event["bytes"] = sum(t.numel() * t.element_size() for t in sent)
@@ -136,7 +137,7 @@ def reduction() -> str | None:
     while frame is not None and frame.f_code.co_filename == c10d.__file__:
         op = frame.f_locals.get("op")
         if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            # One with a factor does not have its own name, but a kind.
+            # A reduction with a factor has no name of its own, but a kind.
             return str(getattr(op, "op", op)).rpartition(".")[2]
         frame = frame.f_back
     return None

@@ -1,8 +1,8 @@
-"""On a rank: note each call before it is made, each wait, and once a second what the program is doing.
+"""Runs on a rank: notes each call before it is made, each wait, and once a second what the program is doing.
 
-`--watch` asks for it, which `./workbook run` gives to the script. It takes no port and stops no rank; the notes are
-read from outside (`record`). On a GPU a wait is over as soon as it is on the stream: there the lines tell where a rank
-is.
+`--watch` enables it, which `./workbook run` passes to the script. It uses no port and stops no rank; the notes are read
+from outside (`record`). On a GPU a wait returns as soon as it is on the stream: there, the running lines show where a
+rank is.
 """
 
 import atexit
@@ -23,13 +23,13 @@ from utils.distributed import Launch
 from utils.watched.calls import aside, described, intercept, members_of
 from utils.watched.record import Record
 
-PERIOD = 1.0  # seconds from one note of the running lines to the next
-MOST = 64  # calls in flight whose wait is recognized; an older one without a waiter is let go
+PERIOD = 1.0  # seconds between notes of the running lines
+MOST = 64  # calls in flight whose wait is recognized; older ones without a wait are forgotten
 COURSE = Path(__file__).resolve().parents[2]
 
 
 def begin(folder: Path, launch: Launch, several_nodes: bool) -> None:
-    """Note, from now on, what this process does; `folder` is the run's. Where it cannot be written, a line says so."""
+    """From now on, note what this process does; `folder` is the run's. If it cannot be written, a line says so."""
     try:
         rank = Rank(folder, launch, several_nodes)
     except OSError as problem:
@@ -52,10 +52,10 @@ class Rank:
         self.rank, self.several_nodes = launch.rank, several_nodes
         self.pid, self.main = os.getpid(), threading.main_thread().ident
         self.script = str(Path(sys.argv[0]).resolve())
-        self.names: dict[str, str] = {}  # of files of the course, as they are spoken of
+        self.names: dict[str, str] = {}  # names of the course's files, as they are displayed
         self.calls = 0
         self.counts: dict[str, int] = defaultdict(int)
-        # A work is known again as long as it is held: until its wait, and no more than MOST of them.
+        # A work is recognized as long as it is referenced: until its wait, and at most MOST of them.
         self.in_flight: dict[dist.Work, int] = {}
         self.lock = threading.Lock()
         self.gone = False
@@ -87,7 +87,7 @@ class Rank:
                 return self.waited(number, operation.redispatch, keys & below, *args, **kwargs)
             answer = operation.redispatch(keys & below, *args, **kwargs)
             boxed = answer[-1] if isinstance(answer, tuple) else answer
-            # Who calls from C++, as DDP's reducer, waits there, too.
+            # A caller in C++, such as DDP's reducer, also waits in C++.
             if number >= 0 and boxed is not None and sys._getframe(1).f_code.co_filename == c10d.__file__:
                 with self.lock:
                     self.in_flight[dist.Work.unbox(boxed)] = number
@@ -98,7 +98,7 @@ class Rank:
         return kernel
 
     def called(self, name: str, given: dict) -> int:
-        """A collective or message is about to begin; its number on this rank."""
+        """Note a collective or message that is about to start; returns its number on this rank."""
         group = dist.ProcessGroup.unbox(given["process_group"])
         if group not in kept:
             self.meet(group)
@@ -119,7 +119,7 @@ class Rank:
         return number
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """A group makes its first call."""
+        """Note a group at its first call."""
         kept[group] = members_of(group)
         self.record.put("groups", {each.group_name: sorted(members) for each, members in kept.items()})
 
@@ -143,7 +143,7 @@ class Rank:
             self.record.state(self.calls, False)
 
     def lines(self, frame: FrameType | None) -> list[list]:
-        """The lines of the script that are running, the innermost first; without one, the course's."""
+        """The lines of the script on the stack, innermost first; without a script, the course's."""
         found: list[list] = []
         while frame is not None:
             code = frame.f_code
@@ -155,11 +155,11 @@ class Rank:
             frame = frame.f_back
         script = self.names.get(self.script) or self.script
         own = [line for line in found if line[0] == script] or found
-        # The line, and the one that has called it; that a script calls main goes without saying.
+        # The line, and its caller; the call of main is omitted.
         return [line for line in own if line[2] != "<module>"][:2]
 
     def spoken(self, file: str) -> str:
-        """A file's name from the course's folder on; "" for a file that is not the course's, or is this one."""
+        """A file's path in the course; "" for a file outside the course, and for this file."""
         path = Path(file)
         if path.parent == Path(__file__).parent or not path.is_file():
             return ""
@@ -173,7 +173,7 @@ class Rank:
         return name
 
     def beat(self) -> None:
-        """Once a second: where is the main thread, and does it compute?"""
+        """Once a second, note where the main thread is, and whether it computes."""
         number = 0
         while not self.gone:
             frame = sys._current_frames().get(self.main)
@@ -185,12 +185,12 @@ class Rank:
             if not self.record.put("beat", {**beat, "counts": counts}):
                 self.record.put("beat", beat)
             if self.several_nodes:
-                self.record.map.flush()  # a network file system shows it to other nodes only then
+                self.record.map.flush()  # only then does a network file system show it to other nodes
             number += 1
             time.sleep(PERIOD)
 
     def leave(self, how: str, trace: TracebackType | None = None) -> None:
-        """The process ends: with an error, or "" as it should."""
+        """Note that the process ends: with an error, or "" for a normal end."""
         if self.gone or os.getpid() != self.pid:
             return
         self.gone, frame = True, None
@@ -201,7 +201,7 @@ class Rank:
             self.record.map.flush()
 
 
-# Groups, with their ranks: of all -> in the group. They live as long as the process: gloo's destructor joins its
-# threads with the GIL held, and a thread that drops the last reference to a tensor which Python has seen needs the GIL:
-# deadlock.
+# Groups, with their ranks: global rank -> rank in the group. They live as long as the process: gloo's destructor joins
+# its threads with the GIL held, and a thread that drops the last reference to a tensor that Python has seen needs the
+# GIL: deadlock.
 kept: dict[dist.ProcessGroup, dict[int, int]] = {}

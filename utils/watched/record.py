@@ -1,13 +1,13 @@
 """What one rank is doing: a small file in the run's folder, of a fixed size, written in place.
 
-It is mapped into memory, so that a note takes microseconds, and what was noted survives `kill -9`. Its parts, each JSON
-padded with blanks unless it says otherwise:
+It is mapped into memory, so that a note takes microseconds and survives `kill -9`. Its parts are JSON padded with
+blanks, except where stated:
 
-    WHO      rank, world, process, host, when it began
+    WHO      rank, world, process, host, start time
     STATE    three numbers: calls so far; whether the main thread is inside a wait; for which call, -1 if unknown
     BEAT     once a second: CPU seconds, the lines that are running, calls of each group so far
-    GROUPS   the ranks of each group, by its name
-    GONE     how the rank has ended, by its own word
+    GROUPS   the ranks of each group, by name
+    GONE     how the rank ended, according to itself
     CALLS    the last collectives and messages, in turns
 """
 
@@ -36,25 +36,25 @@ SIZE = CALLS_AT + LAST * CALL
 
 
 class Record:
-    """A rank's own file, made anew. Raises OSError where it cannot be."""
+    """A rank's own file, created empty. Raises OSError if that fails."""
 
     def __init__(self, folder: Path, rank: int, world: int, **more: Any) -> None:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         path = folder / FOLDER / f"rank-{rank}"
         with written_whole(path) as part:
             with part.open("w+b") as file:
-                file.write(bytes(SIZE))  # all of its place: a disk that is full is not for a map to find out
+                file.write(bytes(SIZE))  # reserves all of its space: writing to a map on a full disk would crash
                 file.flush()
                 self.map = mmap.mmap(file.fileno(), SIZE)
             self.put("who", {"rank": rank, "world": world, "pid": os.getpid(), "host": socket.gethostname(), **more})
             self.state(0, False)
 
     def put(self, name: str, value: Any) -> bool:
-        """Write a part; False, and nothing is written, if it is too long."""
+        """Write a part; returns False, without writing, if it is too long."""
         return self.write(AT[name], SIZES[name], value)
 
     def call(self, number: int, event: dict) -> None:
-        """The rank's call `number`, from 0."""
+        """Write the rank's call `number`, from 0."""
         at = CALLS_AT + number % LAST * CALL
         if not self.write(at, CALL, {"n": number, **event}):
             self.write(at, CALL, {"n": number, **event, "callers": [], "shape": None})
@@ -72,13 +72,13 @@ class Record:
 
 @dataclass
 class Seen:
-    """A rank as its file shows it. What was being written in this moment is missing: look again."""
+    """A rank as its file shows it. A part that was being written at this moment is missing: look again."""
 
     who: dict[str, Any]
     calls: list[dict[str, Any]]  # the last, in order
     count: int  # of calls so far
     waiting: bool
-    of: int  # the call that it waits for, by its number; -1: not known
+    of: int  # the number of the call that it waits for; -1: unknown
     beat: dict[str, Any]
     groups: dict[str, list[int]]
     gone: dict[str, Any]
@@ -89,7 +89,7 @@ class Seen:
 
 
 def read(folder: Path, since: float = 0.0) -> list[Seen]:
-    """All ranks of the run in `folder`, in order, that began after `since` (seconds since 1970); [] while one is
+    """All ranks, in order, of the run in `folder` that began after `since` (seconds since 1970); [] while one is
     missing.
     """
     seen = {}
@@ -98,7 +98,7 @@ def read(folder: Path, since: float = 0.0) -> list[Seen]:
             seen[one.rank] = one
     world = seen[0].who["world"] if 0 in seen else 0
     ranks = [seen[rank] for rank in range(world) if rank in seen and seen[rank].who["world"] == world]
-    # A launcher that starts all ranks anew counts how often; files of one life belong together.
+    # A launcher that restarts all ranks counts how often; files of the same count belong together.
     return ranks if len({one.who.get("life") for one in ranks}) == 1 and len(ranks) == world else []
 
 
@@ -119,7 +119,7 @@ def read_one(path: Path) -> Seen | None:
 
 
 def loaded(part: bytes) -> dict:
-    """What a part says; {} while it is empty, or half written."""
+    """The contents of a part; {} while it is empty or half written."""
     try:
         return json.loads(part.strip(b" \0"))
     except ValueError:
@@ -133,7 +133,7 @@ def out_folder(args: list[str], default: str) -> Path:
 
 
 def forget(folder: Path) -> None:
-    """Remove the records of a run that has left nothing else, with the folders that were made for them in runs/."""
+    """Remove the records of a run that left nothing else, with the folders that were made for them in runs/."""
     if folder.is_dir() and [path.name for path in folder.iterdir()] == [FOLDER]:
         shutil.rmtree(folder)
         for parent in folder.parents:
@@ -142,7 +142,7 @@ def forget(folder: Path) -> None:
 
 
 def note_ends(folder: Path, ends: dict[int, str]) -> None:
-    """A launcher's word on ranks that have ended: rank -> how, as in "SIGKILL" or "exit code 1"."""
+    """Store a launcher's report on ranks that have ended: rank -> how, such as "SIGKILL" or "exit code 1"."""
     if not (folder / FOLDER).is_dir():
         return  # the run is not watched
     text = json.dumps({str(rank): how for rank, how in ends.items()})
@@ -150,7 +150,7 @@ def note_ends(folder: Path, ends: dict[int, str]) -> None:
 
 
 def read_ends(folder: Path, since: float = 0.0) -> dict[int, str]:
-    """What launchers have noted of ranks that have ended, if that was after `since`."""
+    """What launchers reported about ranks that have ended, if that was after `since`."""
     ends: dict[int, str] = {}
     for path in (folder / FOLDER).glob("ended-*.json"):
         if path.stat().st_mtime >= since:
