@@ -229,7 +229,7 @@ runs = {"naive": run_on_ranks("02_data_parallel/watched_step", ["naive"] * 2, ti
 plots.steps(runs)
 
 # %% [markdown]
-# The grey bar is the backward pass of rank 0; a tick in it is a gradient that is ready; each
+# The grey bar is the backward pass of rank 0; a tick marks a gradient that is ready; each
 # coloured bar is an all-reduce, from the call to the end of the wait for it. All of them come
 # after the backward pass: while the rank computes, the network is idle, and while the network
 # works, the rank waits.

@@ -359,7 +359,7 @@ check("04_tensor_parallel/4")
 # ## Attention
 #
 # The heads of attention are independent until `out` mixes them. So whole heads are divided among the ranks: a rank has
-# the rows of `q`, `k` and `v` that make its heads, computes their attention, and its columns of `out` give a summand of
+# the rows of `q`, `k` and `v` that make up its heads, computes their attention, and its columns of `out` give a summand of
 # the result.
 #
 # `q`, `k` and `v` read the same input. With an $f$ for each of them, the backward pass has three all-reduces where
@@ -1004,7 +1004,7 @@ def product_seconds(width: int) -> float:
 
 
 def products_of_a_block(world: int) -> float:
-    """Attention's four, each D / t wide; the MLP's two, 4 D / t; and all of them twice more for the backward pass."""
+    """Attention's four products, each D / t wide; the MLP's two, 4 D / t wide; the backward pass does each of them twice."""
     return 3 * (4 * product_seconds(DIM // world) + 2 * product_seconds(4 * DIM // world))
 
 
@@ -1018,7 +1018,7 @@ for world, seconds in products:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_13", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce_seconds(nbytes: float, world: int, link: tuple[float, float]) -> float:
-    """What a ring all-reduce takes over a link of (latency in seconds, bytes per second)."""
+    """The seconds of a ring all-reduce over a link with (latency in seconds, bytes per second)."""
     # TODO 13: Say where tensor parallelism stops paying. First, one all-reduce.
     ### BEGIN SOLUTION
     latency, bandwidth = link

@@ -163,7 +163,7 @@ def small_model() -> TransformerLM:
 
 
 def seconds_of_stages(cuts: list[list[int]], rank: int, world: int) -> list[float]:
-    """Seconds that forward and backward pass of each stage take here: the best of five tries."""
+    """The seconds of each stage's forward and backward pass on this machine: the best of five tries."""
     model, best = small_model(), [math.inf] * len(cuts)
     for _ in range(5):
         x = torch.randint(MODEL["vocab_size"], (8, MODEL["max_len"]))
@@ -201,7 +201,7 @@ for name, cuts in (("by number", [[0, 1], [2, 3], [4, 5]]), ("by cost", cut(cost
 # | call | meaning |
 # |---|---|
 # | `torch.empty_like(tensor)` | an uninitialized tensor of the same shape and dtype |
-# | `dist.send(tensor, rank)`, `dist.recv(tensor, rank)` | a message; it is over when the call returns |
+# | `dist.send(tensor, rank)`, `dist.recv(tensor, rank)` | a message; it is complete when the call returns |
 # | `tensor.detach()` | the same numbers without their history: a message needs none |
 # | `output.backward(gradient)` | the backward pass from a tensor that is not a loss, given the loss's gradient for it |
 #
