@@ -16,7 +16,7 @@ how far you are. TODOs 14 to 18 are in the batch files.
 
 In five lines:
 - Each process has one device, one rank and a whole copy of the model; all copies start equal.
-- A sampler gives each rank its own share of each set; tell it the epoch, or it never shuffles anew.
+- A sampler gives each rank its own share of each set; tell it the epoch, or every epoch has the same order.
 - The batch size is global: with N ranks, each takes 1/N of it, so each step is the same as in one process.
 - Losses are added up over ranks as sums and counts, and divided once; validation drops no sample and counts none twice.
 - All ranks take part in every collective; one prints and saves.

@@ -239,7 +239,7 @@ def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Na
         "gpipe": ScheduleGPipe,  # all forward passes, then all backward passes
         "1f1b": Schedule1F1B,  # alternating, each backward pass as early as possible
         "interleaved": ScheduleInterleaved1F1B,  # the same, with more and smaller stages
-        "zero-bubble": ScheduleInterleavedZeroBubble,  # the weights' gradients where a rank would have waited
+        "zero-bubble": ScheduleInterleavedZeroBubble,  # weight gradients are computed where a rank would have waited
     }
     # TODO 4, again: must gradients be divided by the number of micro-batches?
     scale_grads = True
@@ -250,7 +250,7 @@ def make_schedule(stages: list[PipelineStage], loss: Callable, args: argparse.Na
 
 
 def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Tensor, y: Tensor) -> Tensor:
-    """Forward and backward passes of this pipeline's share of a batch: leaves the gradients of the sum of its losses.
+    """Forward and backward passes over this pipeline's part of a batch: leaves the gradients of the sum of its losses.
 
     Returns:
         That sum, without a graph, on the rank that has the last stage; 0 on the others.
@@ -268,7 +268,7 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
 
 
 def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMesh) -> None:
-    """Turn the gradients into the gradients of the mean over all pipelines' targets. `n_targets`, 0-dim: of this pipeline."""
+    """Turn the gradients into the gradients of the mean over all pipelines' targets. `n_targets`, 0-dim: this pipeline's."""
     # TODO 6: Sum gradients and targets along the right axis, and divide once.
     # Sum over the ranks that have the same layers and different samples; gradients of other layers do not belong in
     # this sum. One all-reduce per step is enough for everything: with a message for each weight, you pay the latency

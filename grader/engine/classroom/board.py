@@ -124,7 +124,7 @@ def open_board(folder: Path) -> str:
         folder.chmod(0o1777)
     mode = folder.stat().st_mode
     if not mode & stat.S_ISVTX or not mode & stat.S_IWOTH:
-        return f"not all users can write into {folder}, or they may remove each other's files: chmod 1777 it"
+        return f"not all users can write into {folder}, or they may remove each other's files: chmod 1777"
     return ""
 
 

@@ -85,7 +85,7 @@ class Line:
         self.say(e="here")
 
     def begin(self, folder: Path) -> None:
-        """A call begins, the process's first or second, that leaves its traces in a folder."""
+        """Start the process's first or second call, which leaves its traces in this folder."""
         self.folder, self.own = folder, folder / os.environ["RANK"]
         self.merciless = self.patient = False
         self.messages = 0
@@ -99,8 +99,8 @@ class Line:
         self.lives = 0  # number of default process groups so far: a later one reuses the names of groups
         self.meetings = 0
         stacks = open(self.own / "stacks", "w")
-        faulthandler.enable(stacks)  # SIGSEGV, SIGABRT: the line is left behind
-        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks: where are you?
+        faulthandler.enable(stacks)  # on SIGSEGV or SIGABRT the line of code is known
+        faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)  # the judge asks where this rank is
 
     def say(self, **event: Any) -> None:
         if os.getpid() != self.pid:  # e.g. a data loader's worker, not a rank

@@ -4,7 +4,7 @@ Everything here runs in the rank's own process, beside the student's code. It
 reports to the judge and judges nothing. The server that forked it knows the job;
 the inputs, which only this rank may see, come from the judge over its own connection:
 
-    folder       of the run: in it, each rank has its own, called by its number; `meet` has the store
+    folder       the folder of the run: in it, each rank has its own, called by its number; `meet` has the store
     common       whether all ranks work in one folder, `common`
     units        [{name, text}]: the student's code, a script or a notebook's cells
     file         the value of `__file__` for them
@@ -92,7 +92,7 @@ def folders(job: dict, number: int) -> list[str]:
 
 
 def redirect(own: Path) -> None:
-    """Send what the rank prints, in any way, to its own files."""
+    """Redirect everything that the rank prints to its own files."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         target = os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(target, descriptor)
@@ -106,7 +106,7 @@ def redirect(own: Path) -> None:
 
 
 def settle(job: dict, run: Path, number: int) -> None:
-    """Make the process what torchrun would have made it."""
+    """Set up the process as torchrun would have."""
     work = run / ("common" if job["common"] else str(number)) / "work"
     work.mkdir(exist_ok=True)
     os.chdir(work)

@@ -104,7 +104,7 @@ class Student:
             gpus: how many GPUs a node pretends to have.
             group: make the process group before the call. None: the code makes it, and runs as a script would.
             common: all ranks work in one folder, as for a checkpoint; else each in its own, which no other one sees.
-            anywhere: what a script's function is given lies where it is to compute, so that may be a GPU.
+            anywhere: the inputs of a script's function determine where it computes, so that may be a GPU.
 
         With NCCL, ranks that have a group are on GPUs: those of notebooks and of whole scripts, and those that compute
         anywhere. A script's other functions are told that their device is the CPU; ranks with pretended GPUs are also

@@ -101,7 +101,7 @@ def run_command(line: socket.socket) -> None:
 
 
 def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
-    """The life of a server that is ready. In a sandbox its ranks are `shut_in`."""
+    """The main loop of a server that is ready. In a sandbox its ranks are `shut_in`."""
     wake = os.pipe()
     os.set_blocking(wake[1], False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -119,8 +119,8 @@ def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
 
 
 def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) -> None:
-    """Fork, reap and sweep as the judge asks and SIGCHLD wakes, until the judge hangs up."""
-    tidy = shut_in is not None  # its memory is in order already, and joining pages would copy what it shares
+    """Fork, reap and sweep on the judge's requests and on SIGCHLD, until the judge hangs up."""
+    tidy = shut_in is not None  # its memory is already in huge pages, and joining pages would copy shared ones
     living: set[int] = set()  # ranks
     inside: set[int] = set()  # servers in sandboxes
     while True:
@@ -153,8 +153,8 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
                 continue
             tidy = shut_in is not None
             load_checks(job)
-            rank.compile_units(job)  # compiled before the fork, so compiled once
-            gc.freeze()  # the collector would touch, and so copy, every page that the ranks share with this process
+            rank.compile_units(job)  # before the fork, so once for all ranks
+            gc.freeze()  # the garbage collector would write to, and so copy, every page shared with this process
             pids = [fork(job, number, lines, (judge.fileno(), *wake), shut_in) for number in range(job["world"])]
             for line in lines:
                 os.close(line)
@@ -244,7 +244,7 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
-        rank.load_library(job["lesson"])  # here: a release inside may have earlier lessons' modules sealed
+        rank.load_library(job["lesson"])  # loaded here: in the release inside, earlier lessons' modules may be sealed
         walls.enter(job["enter"], job["doors"], job["gpus"])
         die_with_the_server()
         how = dict(namespaces=job["enter"] is not None, landlock=job["landlock"], gpus=job["gpus"])

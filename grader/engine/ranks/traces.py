@@ -69,7 +69,7 @@ class Traces:
         for name in ["common", *map(str, range(run.world))]:
             work = self.folder / name / "work"
             for path in [] if work.is_symlink() else sorted(sandbox.plain_files(work)):
-                with suppress(OSError):  # no plain file, or too long
+                with suppress(OSError):  # not a plain file, or too long
                     content = plain_bytes(path, min(left, ONE_FILE))
                     left -= len(content)
                     run.files.setdefault(str(path.relative_to(work)), content)

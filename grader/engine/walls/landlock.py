@@ -58,7 +58,7 @@ def confine(folders: Sequence[str]) -> None:
             *map(str, library),
         )
     ]
-    # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and others would draw other first weights
+    # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and different ones draw different weights
     for path, rights in [*places, *((device, ALL) for device in devices), *((folder, ALL) for folder in folders)]:
         if not os.path.exists(path):
             continue

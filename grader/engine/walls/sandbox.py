@@ -6,7 +6,7 @@ processes, a network with only loopback, no capabilities, and these files:
 
     the course        without solutions, read-only, at the path of the instructor's own course
     Python, /usr      read-only
-    /runs             its own, where its runs lie, in memory and of a size; the judge outside reads there what they left
+    /runs             its own folder of runs, in memory and of limited size; the judge outside reads the results there
 
 What each rank then shuts itself off from, the other ranks among it, is in `inside.py`.
 
@@ -44,8 +44,8 @@ TOTAL_FILES = 10_000
 IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
 MOST_RANKS = 8  # of a check
-# What the kernel holds them to, where it can: more than the judge, which says what was too much. Memory includes
-# what lies in /tmp; a thread counts as a process.
+# Limits enforced by the kernel, where possible: higher than the judge's, which reports what was exceeded. Memory
+# includes files in /tmp; threads count as processes.
 KEPT_MEMORY = TOTAL_MEMORY + sum(IN_MEMORY.values()) + MOST_RANKS * 2 * A_RANKS
 KEPT_PROCESSES = 2 * TOTAL_THREADS
 
@@ -191,7 +191,7 @@ class Sandbox:
                 command += ["--tmpfs", str(lessons.COURSE / "grader" / folder)]
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
-        # For root the files of /proc/sys, the kernel's core_pattern among them, could be written without a capability.
+        # Root could write files in /proc/sys, such as the kernel's core_pattern, without any capability.
         for place in ("/proc", "/dev", "/"):
             command += ["--remount-ro", place]
         command += ["--chdir", "/", "--info-fd", str(told), "sh", "-c", "echo up; cat"]
