@@ -44,7 +44,7 @@ from utils.plan import Link, Machine, Model, Plan
 # | axis | its ranks | what they send, and how often |
 # |---|---|---|
 # | `dp`, data | hold the same weights, read different samples | gradients, once a step |
-# | `shard`, sharded data (FSDP) | hold a shard of those weights each, read different samples | weights and gradients, for each block |
+# | `shard`, sharded data (FSDP) | each hold a shard of those weights, read different samples | weights and gradients, for each block |
 # | `cp`, context | read different tokens of the same samples | keys and values, in each layer |
 # | `tp`, tensor | hold a part of each layer, work on the same tokens | activations, several times in each layer |
 # | `pp`, pipeline | hold different layers | activations, from each stage to the next |
