@@ -78,9 +78,7 @@ def plan(
         bool, typer.Option("--compile", help="fuse all operations except matrix products, as torch.compile does")
     ] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="compute the blocks' matrix products in 8 bits")] = False,
-    async_tp: Annotated[
-        bool, typer.Option("--async-tp", help="overlap tensor-parallel messages with the products")
-    ] = False,
+    async_tp: Annotated[bool, typer.Option("--async-tp", help="overlap tensor-parallel messages and products")] = False,
     best: Annotated[int, typer.Option(metavar="N", help="number of plans to show")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
     out: Annotated[
