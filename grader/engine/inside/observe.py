@@ -22,11 +22,11 @@ JSON lines on the socket that each rank has to the judge:
     {"e": "strange", "name": "wrap", "returned": "None", "promised": "Module"}
                                      a student's function returned a value that does not fit its signature
     {"e": "touched", "name": "attend", "argument": "k", "change": "is written into"}
-                                     a function of the student's has done that to what it was given
+                                     a student's function changed one of its arguments
     {"e": "overwritten", "name": "gathered"}
                                      and this to what it had returned before
-    {"e": "boundary"}                of two calls, the rank has returned from the first: it waits until all ranks have
-    {"e": "forward"} {"e": "step"}   signs of life: the model ran, the optimizer stepped
+    {"e": "boundary"}                the rank returned from the first of two calls, and waits until all ranks have
+    {"e": "forward"} {"e": "step"}   signs of progress: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
                                      the first event of a rank that needs a GPU: whether it can use one

@@ -27,8 +27,8 @@ NOTHING = "None"
 # return its own tensors, call after call.
 OPEN = (torch.Tensor, torch.dtype, dist.ProcessGroup, dist.Work, FunctionCtx, types.FunctionType)
 OPEN += (int, float, str, slice, list, tuple, dict, type(None))
-told: list[str] = []  # what was returned, each once: a rank is its own process
-running = threading.local()  # whether a function of the student's is
+told: list[str] = []  # reported functions, each once: a rank is its own process
+running = threading.local()  # whether a student's function is running
 before: dict[str, list[tuple[StorageWeakRef, int]]] = {}  # function -> the memory of its results, and their numbers
 
 

@@ -23,7 +23,9 @@ from grader.engine.ranks.run import Run
 
 
 AGAIN = "Is there a tensor that is made once, for all calls? Each result needs one of its own."
-IN_PLACE = "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Whose is it?"
+IN_PLACE = (
+    "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Who else uses that tensor?"
+)
 
 
 class Request(NamedTuple):

@@ -215,7 +215,7 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-ALIKE = ", by what is shown of it"  # where what was expected and what was seen are told in the same words
+ALIKE = ", by what is shown of it"  # when expected and seen would read the same
 
 
 def text(value: Any) -> str | None:

@@ -14,7 +14,7 @@ class Run:
     fault: Fault | None = None
     evidence: list[Any] = field(default_factory=list)
     events: list[list[dict]] = field(default_factory=list)
-    strange: dict[int, dict] = field(default_factory=dict)  # by rank: a promise of a signature not kept
+    strange: dict[int, dict] = field(default_factory=dict)  # by rank: a function that broke its signature
     touched: dict[int, list[dict]] = field(default_factory=dict)  # by rank: what functions did to tensors of others
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
