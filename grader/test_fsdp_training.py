@@ -2,7 +2,7 @@
 
 | TODO | achievement                     | evidence                                                              | needs      |
 |------|---------------------------------|-----------------------------------------------------------------------|------------|
-| 1    | the ranks in a grid             | make_mesh() for each strategy on 4 ranks                              |            |
+| 1    | the ranks in a grid             | make_mesh() for each strategy on 6 ranks                              |            |
 | 2    | all ranks in step               | evaluate() of a sharded model, where shares differ and one is empty   |            |
 | 3    | the model in parts              | shard() for each strategy on 4 ranks, and on 3: what each rank holds; bytes gathered, scattered and reduced in a step; gradients against one process | |
 | 4    | the serial run's first weights  | build_model() and first_weights() on 4 ranks; who held all of them    |            |
