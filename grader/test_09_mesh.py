@@ -23,7 +23,7 @@ from grader.kit import (
     as_evidence,
     a_number,
     known,
-    near,
+    close,
     same_numbers,
     check_sent,
     written,
@@ -724,7 +724,7 @@ def check_gradients(serial, case, ranks, events):
                 what = "cut" if cut else "whole, used on some tokens" if some else "whole"
                 wrongs = {"it is left as this rank had it": got} if mine["kept"][name] else {}
                 wrongs |= taken_for(right, parts, sizes, cut, some, tied)
-                done = known(got, wrongs, partial(near, rel=CLOSE))
+                done = known(got, wrongs, partial(close, rel=CLOSE))
                 raise Wrong(
                     f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} differs from"
                     f" one process's: {ratio(got, right)}{done and f': {done}'}",

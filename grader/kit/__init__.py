@@ -9,7 +9,7 @@
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
-| the same tensor or not | `check_tensor`, `check_shape`; `near`, `difference`, in words |
+| the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `kind_of`, in words |
@@ -85,7 +85,7 @@ from grader.kit.split_model import (
     must_have_gradients,
     parameters,
 )
-from grader.kit.tensors import CROSSED, check_given, check_shape, check_tensor, difference, name_of, near
+from grader.kit.tensors import CROSSED, check_given, check_shape, check_tensor, close, difference, name_of, near
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
 from grader.kit.traffic import (
     check_calls,
