@@ -1029,18 +1029,23 @@ def resumed_on_rank(code, rank, world, seed, steps):
         seen["held"] = held(storages, new.parameters(), inner)["optimizer"]
     seen["unchanged"] = equal(saved["state"], seen["saved"]["state"])
     seen["losses"] = losses + train(new, optimizer, range(steps // 2, steps))
+    return seen | momentum_on_rank(code, optimizer.parameters, rank, world)
+
+
+def momentum_on_rank(code, parameters, rank, world):
+    """States that AdamW never has."""
     momentumless = code.whole_state(
-        {"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(new.parameters()), world
+        {"state": {0: {"momentum_buffer": None}}, "param_groups": []}, list(parameters), world
     )
     # Of an optimizer that names its averages otherwise, in bfloat16, and has none for parameter 0.
-    whole = torch.arange(optimizer.parameters[1].numel()).remainder(200).bfloat16()
+    whole = torch.arange(parameters[1].numel()).remainder(200).bfloat16()
     part = whole.split(-(-len(whole) // world))[rank].clone()
-    momentum = code.whole_state(
-        {"state": {1: {"momentum_buffer": part}}, "param_groups": []}, optimizer.parameters[:2], world
-    )["state"]
-    whole = whole.view(optimizer.parameters[1].shape)
+    momentum = code.whole_state({"state": {1: {"momentum_buffer": part}}, "param_groups": []}, parameters[:2], world)[
+        "state"
+    ]
+    whole = whole.view(parameters[1].shape)
     taken = code.state_of_parts({"state": {1: {"momentum_buffer": whole}}, "param_groups": []}, rank, world)["state"]
-    return seen | {
+    return {
         "none": momentumless["state"].get(0, {}).get("momentum_buffer", "nothing") is None,
         "momentum": as_evidence(momentum.get(1, {}).get("momentum_buffer")),
         "right momentum": whole,

@@ -256,7 +256,8 @@ class Expert(nn.Module):
         super().__init__()
         draw = generator(seed)
         self.weight = nn.Parameter((torch.randn(dim, dim, generator=draw) / math.sqrt(dim)).to(dtype))
-        self.bias = nn.Parameter(torch.randn(dim, generator=draw).to(dtype))  # so that a row of zeros is no zero
+        # So that a row of zeros gives something else.
+        self.bias = nn.Parameter(torch.randn(dim, generator=draw).to(dtype))
         self.calls = []
 
     def forward(self, x):

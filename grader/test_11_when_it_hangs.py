@@ -613,7 +613,7 @@ def wrap_on_rank(code, rank, world, seeds):
     torch.manual_seed(seeds)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     model[1].running_mean.normal_()
-    model[1].num_batches_tracked.fill_(seeds % 1000 + rank)  # the one buffer that is no floating-point number
+    model[1].num_batches_tracked.fill_(seeds % 1000 + rank)  # the one buffer with whole numbers
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wrapped = code.wrap_10(model, torch.device("cpu"))
     own = getattr(wrapped, "module", wrapped)

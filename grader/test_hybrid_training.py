@@ -514,26 +514,26 @@ def test_todo3_split(student):
                     f"{shape[1]} tokens",
                     rank,
                 )
-            loss, wanted = seen["loss"], right["loss"]
             with hinted(OF_THE_LOSS):
-                if not math.isclose(loss, wanted, rel_tol=EXACT):
-                    mean = math.isclose(loss, wanted / right["targets"], rel_tol=1e-4)
-                    what = (
-                        "the mean over the targets"
-                        if mean
-                        else "a number that is not the sum over the targets that count"
-                    )
-                    raise Wrong(f"{told}, loss_of gives rank {rank} {what}", wanted, loss, rank)
-                expect(
-                    seen["nothing"] == 0,
-                    f"{told}, a micro-batch without a target has a loss on rank {rank}",
-                    0.0,
-                    seen["nothing"],
-                    rank,
-                )
+                check_loss_of(told, seen, right, rank)
         check_parts(told, [seen["grads"] for seen in run.evidence], right["grads"])
         if world > 1:
             check_sent_3(told, run, sizes, world)
+
+
+def check_loss_of(told, seen, right, rank):
+    loss, wanted = seen["loss"], right["loss"]
+    if not math.isclose(loss, wanted, rel_tol=EXACT):
+        mean = math.isclose(loss, wanted / right["targets"], rel_tol=1e-4)
+        what = "the mean over the targets" if mean else "a number that is not the sum over the targets that count"
+        raise Wrong(f"{told}, loss_of gives rank {rank} {what}", wanted, loss, rank)
+    expect(
+        seen["nothing"] == 0,
+        f"{told}, a micro-batch without a target has a loss on rank {rank}",
+        0.0,
+        seen["nothing"],
+        rank,
+    )
 
 
 def check_held(told, sizes, tp, held, rank):

@@ -436,7 +436,7 @@ def test_todo4_layout(student):
                 )
                 expect(
                     isinstance(seen, int),
-                    f"{told}, layout() gives rank {rank} a number of {name} that is no int: Lightning refuses it",
+                    f"{told}, layout() gives rank {rank} {name} as a number other than an int: Lightning refuses it",
                     right,
                     repr(seen),
                     rank,

@@ -1412,7 +1412,7 @@ def check_mesh(told, mesh, pp, data, rank):
 def check_samplers(student):
     draw = student.draw("samplers")
     seed = draw.randrange(1000)
-    for pp, data in (grid for grid in rectangles(draw, most=6) if grid[0] > 1):  # one stage is no pipeline
+    for pp, data in (grid for grid in rectangles(draw, most=6) if grid[0] > 1):  # a pipeline has two stages or more
         told = f"on {pp} × {data} ranks"
         ranks = student.call(samplers_on_rank, world=pp * data, seed=seed, grid=(pp, data)).evidence
         for rank, seen in enumerate(ranks):

@@ -923,13 +923,20 @@ def begin_on_rank(code, rank, world, seed):
         "mine": given,
     }
     dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
-    error = ""
-    try:
-        code.begin_save(state, out, 9, group)()
-    except (Exception, dcp.api.CheckpointException) as raised:
-        error = type(raised).__name__
+    seen["error"] = error_of(lambda: code.begin_save(state, out, 9, group)())
     dcp.FileSystemWriter.write_data = write
-    return seen | {"error": error, "torn": (out / "step-9").exists()}
+    return seen | {"torn": (out / "step-9").exists()}
+
+
+def error_of(call):
+    """The kind of exception that it raises, or nothing."""
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        call()
+    except (Exception, dcp.api.CheckpointException) as raised:
+        return type(raised).__name__
+    return ""
 
 
 def full_disk(*args):

@@ -111,7 +111,8 @@ def test_a_rank_is_alone_on_a_node_with_its_gpu(monkeypatch, tmp_path):
     assert shared["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" and "NCCL_MULTI_RANK_GPU_ENABLE" not in own
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.chdir(tmp_path)
-    rank.settle({"world": 4, "nodes": 1, "devices": ["0", "1", "0", "1"]}, tmp_path, 3)
+    (tmp_path / "3").mkdir()
+    rank.settle({"world": 4, "nodes": 1, "devices": ["0", "1", "0", "1"], "common": False}, tmp_path, 3)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CUDA_VISIBLE_DEVICES")
     assert [os.environ[name] for name in names] == ["3", "4", "0", "1", "3", "1"]
 

@@ -523,7 +523,7 @@ for p, part in zip(parameters, parts):
         [None, OF_PARTS.replace("my_part(value, rank, world)", "my_part(value, 0, world)")],
         says="but this rank's part has",
     ),
-    Answer(5, "nothing is loaded", [None, 'return {**whole, "state": {}}'], says="loss"),
+    Answer(5, "nothing is loaded", [None, 'return {**whole, "state": {}}'], says="is None, not a tensor"),
     Answer(
         5,
         "what was saved is overwritten",

@@ -862,7 +862,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
             for parameter in parameters:
                 everything = [torch.empty_like(parameter.grad) for _ in range(n)]
                 dist.all_gather(everything, parameter.grad, group=group)
-                parameter.grad = torch.stack(everything).sum(dim=0) / world""",
+                parameter.grad.copy_(torch.stack(everything).sum(dim=0) / world)""",
         ],
         says="all-reduces send",
     ),

@@ -464,7 +464,7 @@ WRONG = [
         swap=(".sum().double()", ".sum().clamp(min=1).double()"),
         says="total / count",
     ),
-    Answer(4, "a quotient with decimals", swap=("// devices", "/ devices"), says="that is no int"),
+    Answer(4, "a quotient with decimals", swap=("// devices", "/ devices"), says="a number other than an int"),
     Answer(
         5,
         "a hook that does not average",
