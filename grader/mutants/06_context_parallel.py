@@ -1035,7 +1035,7 @@ return everything[:, mine]""",
             """made = [torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK)]
 grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtype}", made)""",
         ),
-        says="the second call in one process: ",
+        says="is overwritten by a later one",
     ),
     Answer(
         4,
