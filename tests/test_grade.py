@@ -111,7 +111,7 @@ def test_what_is_graded_is_not_graded_again(course, graded, handed_in):
 
 def test_another_seed_is_another_class(course, graded, handed_in):
     done = run(course, handed_in, graded, "--seed", "other")
-    assert done.returncode == 2 and "another seed" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "a different seed" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
