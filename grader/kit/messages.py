@@ -10,6 +10,9 @@ WAITING = (
     "Which calls return only when the other rank has made its own? Follow two ranks: which line is each of them at?"
 )
 
+# The hint where ranks do not make the same collectives.
+PARTED = "Which rank skips a call, or makes one too many, and under which condition? Can all ranks know that condition?"
+
 
 def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
     """The messages in these events, if each was waited for before its tensor was used and before its rank returned,

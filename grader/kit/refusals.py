@@ -6,6 +6,12 @@ from typing import Any
 
 from grader.engine.judge.verdict import expect
 
+# Hints where the wrong calls are refused, but not in the right words; and where a call is refused that can be done.
+NAMED = "A user reads this one line and nothing else. Which numbers or names of the call would show what to change?"
+ALLOWED = (
+    "Go through these numbers by hand: at which step would something go wrong? If at none, the condition is too strict."
+)
+
 
 def check_refusals(
     ranks: Sequence[Iterable[tuple[tuple, dict[str, str] | None]]],
@@ -13,10 +19,11 @@ def check_refusals(
     told: Callable[..., str],
     words: Callable[..., Iterable[Any]] = lambda *case: (),
     error: str = "ValueError",
+    hint: str = "",
 ) -> None:
     """`ranks`: on each rank, (case, what `raised` says of it); cases of both kinds are among them. `refused(*case)`:
     whether it must be refused. `told(*case)`: the call, in words. `words(*case)`: numbers and names that the error's
-    text must have, in one line; if there are none, any text will do.
+    text must have, in one line; if there are none, any text will do. `hint`: where a call is not refused.
     """
     ranks = [list(tried) for tried in ranks]
     kinds = {bool(refused(*case)) for tried in ranks for case, _ in tried}
@@ -25,16 +32,19 @@ def check_refusals(
         for case, found in tried:
             one = rank if len(ranks) > 1 else None
             if refused(*case):
-                check_refused(told(*case), found, [str(word) for word in words(*case)], error, one)
+                check_refused(told(*case), found, [str(word) for word in words(*case)], error, one, hint)
             else:
                 got = f"{found['error']}: {found['text']}" if found else ""
-                expect(found is None, f"{told(*case)} is refused, and it can be done", "no error", got, one)
+                expect(found is None, f"{told(*case)} is refused, and it can be done", "no error", got, one, ALLOWED)
 
 
-def check_refused(told: str, found: dict[str, str] | None, words: list[str], error: str, rank: int | None) -> None:
+def check_refused(
+    told: str, found: dict[str, str] | None, words: list[str], error: str, rank: int | None, hint: str
+) -> None:
     got = f"{found['error']}: {found['text']}" if found else "no error"
     named = f" that names {' and '.join(words)}" if words else ""
-    expect(found is not None and found["error"] == error, f"{told} is not refused", f"a {error}{named}", got, rank)
+    refused = found is not None and found["error"] == error
+    expect(refused, f"{told} is not refused", f"a {error}{named}", got, rank, hint)
     text = found["text"].strip()
     expect(
         not words or all(is_word(word, text) for word in words) and "\n" not in text,
@@ -42,6 +52,7 @@ def check_refused(told: str, found: dict[str, str] | None, words: list[str], err
         f"a line{named}",
         text or "no text",
         rank,
+        NAMED,
     )
 
 

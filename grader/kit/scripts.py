@@ -76,6 +76,12 @@ def on_nodes(nodes: int, world: int) -> Iterator[None]:
         raise
 
 
+# The hint where something beside the weights is wrong in a checkpoint.
+ENTRIES = (
+    "Beside the weights, a checkpoint has what a later run must know. Which arguments go into it, under which names?"
+)
+
+
 def check_checkpoint(
     content: bytes,
     right: dict[str, torch.Tensor],
@@ -94,6 +100,7 @@ def check_checkpoint(
         "the checkpoint has lost an entry",
         "model, config, epoch",
         sorted(saved) if isinstance(saved, dict) else type(saved).__name__,
+        hint=ENTRIES,
     )
     wrapped = [name for name in saved["model"] if name.startswith("module.") or "_wrapped_module." in name]
     expect(
@@ -116,6 +123,7 @@ def check_checkpoint(
             f"the checkpoint's “{name}” is not what save_checkpoint was given",
             wanted,
             saved[name],
+            hint=ENTRIES,
         )
 
 

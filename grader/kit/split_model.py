@@ -143,9 +143,9 @@ def check_parts(
 
 def check_norm(told: str, norm: Any, right: float, rank: int, wrong: str) -> None:
     """What clip_gradients returns; `wrong`, what another number suggests."""
-    expect(
-        isinstance(norm, (int, float)), f"{told} clip_gradients returns {norm} on rank {rank}", "a float", norm, rank
-    )
+    returned = f"{told} clip_gradients returns {norm} on rank {rank}"
+    hint = "The norm is printed and compared as a number. Which call makes one of a tensor?"
+    expect(isinstance(norm, (int, float)), returned, "a float", norm, rank, hint)
     # float64 by the ranks, but torch may find a norm of norms in float32
     if not math.isclose(norm, right, rel_tol=1e-5):
         raise Wrong(f"{told} clip_gradients returns the wrong norm on rank {rank}: {wrong}", right, norm, rank)

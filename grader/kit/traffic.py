@@ -82,6 +82,7 @@ def check_sent(
     least: float | Sequence[float] = 0.0,
     why: str = "fewer are enough",
     ranks: Sequence[int] | None = None,
+    hint: str = "",
 ) -> None:
     """`most` and `least` are bytes that each rank sends, or each of these ranks: a number for all, or one for each."""
     for rank in range(len(events)) if ranks is None else ranks:
@@ -93,6 +94,7 @@ def check_sent(
             f"at most {limit:,.0f} bytes",
             f"{sent:,.0f} bytes",
             rank,
+            hint,
         )
         expect(
             sent >= due - 0.5,
@@ -100,4 +102,5 @@ def check_sent(
             f"{due:,.0f} bytes or more",
             f"{sent:,.0f} bytes",
             rank,
+            hint,
         )

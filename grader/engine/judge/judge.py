@@ -171,7 +171,7 @@ class Judge:
             self.checks[number](student)
         except Wrong as problem:
             loose = self.not_contiguous(number, student.recent)
-            if loose and not problem.hint:
+            if loose:
                 problem.hint = f"Note that {loose.message}. {loose.hint}"
             return self.returned(number, student.recent, only=NOTHING) or problem
         except Fault as problem:
