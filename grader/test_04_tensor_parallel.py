@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from grader.kit import (
+    PARTED,
     as_evidence,
     cases,
     check_answers,
@@ -46,6 +47,7 @@ from grader.kit import (
     count_of,
     expect,
     frozen_in_turn,
+    hinted,
     kind_of,
     logits as all_kinds,
     mark,
@@ -65,6 +67,14 @@ BUILDS = "Megatron's layers by hand: column and row, vocabulary and its loss, se
 # Float32 sums in another order: in the draws of two seeds, outputs and gradients differed by 1.3e-6 of their norm at
 # most, weights after six to ten steps by 9e-6 of their change. What is wrong differs by 1e-2 and more.
 REL = 1e-4
+
+# Hints for parts that several TODOs have.
+GIVEN = "A collective, or an operation with an underscore, writes into its argument. Whose tensor is that here?"
+BACKWARD = "The forward pass is right. On its way back, is a gradient summed once too often, or not at all?"
+BORDERS = (
+    "Here `enter` and `join` are different functions from f and g, as in part 2. Which ones does the forward pass call,"
+    " where, and how often?"
+)
 
 
 def cut(tensor, dim, rank, world):
@@ -122,7 +132,8 @@ def in_one_run(student, jobs):
     jobs = sorted(jobs, key=lambda job: -job[0])
     most = jobs[0][0]
     told = [(ranks, function.__name__, inputs) for ranks, function, inputs, _ in jobs]
-    run = student.call(jobs_on_rank, world=most, jobs=told, own=student.seeds(most))
+    with hinted(PARTED, cause="hang"), hinted(PARTED, cause="mismatch"):
+        run = student.call(jobs_on_rank, world=most, jobs=told, own=student.seeds(most))
     events = [[[] for _ in range(most)] for _ in jobs]
     for rank, mine in enumerate(run.events):
         number = None
@@ -251,7 +262,17 @@ def test_todo13_paying(student):
     right["largest_worthwhile", (((1, alone), (2, 1.0)), nbytes, 2, link, link, 0.5)] = 2
     unsorted = ((1, 1.0), (8, 0.126), (2, 0.5), (4, 0.26))
     right["largest_worthwhile", (unsorted, 1.0, 8, (1e-9, 1e12), link, 0.9)] = 8
-    check_answers(student, right, wrong="is wrong")
+    hints = {
+        "block_seconds": (
+            "How many all-reduces does a block have, forward and backward? Over which link do they go where its ranks"
+            " do not fit one node?"
+        ),
+        "largest_worthwhile": (
+            "Which of all numbers of ranks in the table are worthwhile? Compare the seconds of one rank with `world`"
+            " times the seconds of `world` ranks."
+        ),
+    }
+    check_answers(student, right, wrong="is wrong", hints=hints)
 
 
 def all_reduce_seconds(nbytes, world, link):
@@ -312,8 +333,9 @@ def border_on_rank(code, rank, world, seed, name, shape, out, dtype, turned, zer
 NONE_DUE = "nothing has to be sent there"
 
 
-def check_border(student, trials, right):
-    """Judge functions at a border.
+def check_border(student, trials, right, hint_forward="", hint_sent=""):
+    """Judge functions at a border. The hints are for the forward pass and for the messages, where the TODO's first one
+    is not.
 
     Args:
         trials: (ranks, name, shape, shape of the output, dtype, turned, whether the last rank has zeros, bytes sent
@@ -328,12 +350,15 @@ def check_border(student, trials, right):
     reached = in_one_run(student, jobs)[border_on_rank]  # the first fault is the last that is known
     for world, (trial, nbytes, _), ranks, marked in reached:
         told = spoken_border(world, *trial)
-        check_forward(told, world, trial, seeds[:world], right, ranks)
-        check_sent(f"{told}, forward", marked[0], nbytes, nbytes, "fewer are enough" if nbytes else NONE_DUE)
+        with hinted(hint_forward):
+            check_forward(told, world, trial, seeds[:world], right, ranks)
+        why = "fewer are enough" if nbytes else NONE_DUE
+        check_sent(f"{told}, forward", marked[0], nbytes, nbytes, why, hint=hint_sent)
     for world, (trial, _, nbytes), ranks, marked in reached:
         told = spoken_border(world, *trial)
         check_backward(told, world, trial, seeds[:world], right, ranks)
-        check_sent(f"{told}, backward", marked[2], nbytes, nbytes, "fewer are enough" if nbytes else NONE_DUE)
+        why = "fewer are enough" if nbytes else NONE_DUE
+        check_sent(f"{told}, backward", marked[2], nbytes, nbytes, why, hint=hint_sent)
 
 
 def spoken_border(world, name, shape, out, dtype, turned, zeros):
@@ -382,10 +407,11 @@ def check_backward(told, world, trial, seeds, right, ranks):
         check_tensor(f"{told}, backward: the gradient on rank {rank}", here["gradient"], gradient, 0.0, rank)
         for what, same in zip(("what it is given forward", "the gradient that it is given"), here["untouched"]):
             message = f"{told}: {what} is changed: work on a copy"
-            expect(same, message, "the same numbers as before", "others", rank)
+            expect(same, message, "the same numbers as before", "others", rank, GIVEN)
         for which, same in zip(("forward", "backward"), here["lasting"]):
             message = f"{told}, {which}: what the first call has returned is changed by a second one: make a new tensor"
-            expect(same, message, "the same numbers as before", "others", rank)
+            hint = "In which memory is the result: made for this call, or used by the next one, too?"
+            expect(same, message, "the same numbers as before", "others", rank, hint)
 
 
 @todo(
@@ -465,7 +491,19 @@ def test_todo8_sequence(student):
             nbytes = (world - 1) * size * math.prod(part)
             trials.append((world, "gather_sequence", part, whole, dtype, turned, zeros, nbytes, nbytes))
             trials.append((world, "scatter_sequence", whole, part, dtype, turned, zeros, nbytes, nbytes))
-    check_border(student, trials, right)
+    check_border(
+        student,
+        trials,
+        right,
+        hint_forward=(
+            "Gathered: all tokens, along the sequence, in the order of the ranks. Reduced: of the sum over the ranks,"
+            " which tokens does this rank keep?"
+        ),
+        hint_sent=(
+            "Each direction is half an all-reduce: a rank sends its own tokens, or its summands of the others' tokens."
+            " Is anything sent that is thrown away afterwards?"
+        ),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -621,6 +659,64 @@ def layer_on_rank(code, rank, world, own, kind, seed, **sizes):
     return seen | {"last": layer(x).detach()}
 
 
+# Hints for parts of a layer's check that the first hint of its TODO is not about.
+SEEN_ALIKE = (
+    "Each rank already has what its own parameters need in the backward pass. Which call sends a gradient anyway?"
+)
+ONE_SUM = (
+    "The forward pass needs one sum over the ranks: the output's. Which call makes it, and which other call sends?"
+)
+FOR_INPUT = (
+    "Each rank has a summand of the input's gradient. Which boundary function adds them up, and to how many tensors is"
+    " it applied?"
+)
+HINTS = {
+    ("made", "embedding"): (
+        "How many words does each rank have, rounded up, and with which word of the whole table does its part begin?"
+    ),
+    ("output", "column"): "Which outputs of the whole layer are this rank's, and which biases belong to them?",
+    ("output", "row"): (
+        "Each rank has a summand of the output. What makes the sum of them, and how often may the bias be in it?"
+    ),
+    ("input", "column"): (
+        "This layer applies no boundary function: its input's gradient is what this rank's outputs say of the input."
+    ),
+    ("input", "row"): "The gradient of a sum is the gradient of each summand. What comes between that and the input?",
+    ("input", "mlp"): FOR_INPUT,
+    ("input", "attention"): FOR_INPUT,
+    ("forward", "column"): "The next layer needs just these outputs. Which call sends them, and to whom?",
+    ("forward", "row"): ONE_SUM,
+    ("forward", "mlp"): ONE_SUM,
+    ("forward", "attention"): ONE_SUM,
+    ("forward", "embedding"): ONE_SUM,
+    ("backward", "column"): SEEN_ALIKE,
+    ("backward", "row"): SEEN_ALIKE,
+    ("backward", "mlp"): FOR_INPUT,
+    ("backward", "attention"): FOR_INPUT,
+    ("backward", "embedding"): SEEN_ALIKE,
+    "shape": "Write down the shape after each step of the forward pass. Which dimension has only this rank's part?",
+    "marked": (
+        "One helper makes a parameter from this rank's part, another one from the whole. Which one does this need?"
+    ),
+    "too much": (
+        "Each parameter should be a part, in memory of its own. Which one is whole, or what refers to the whole layer?"
+    ),
+    "too little": "Which parameter of the whole layer is missing on this rank, or shorter than its part?",
+    "largest": (
+        "Which tensor on the way is larger than this rank's part, and why is it whole? After the right first layer, no"
+        " rank needs it."
+    ),
+    "frozen": (
+        "A parameter that is frozen in the whole layer stays frozen when it is cut. Where does this one come from?"
+    ),
+    "none": "Go back from the output to this parameter. Where does autograd lose track of it, or is it not used here?",
+    "last": (
+        "Its first output and gradients are right. Does the forward pass use the parameters themselves, or numbers that"
+        " were taken from them before the steps?"
+    ),
+}
+
+
 PARAMETERS = {
     "column": ("weight",),
     "row": ("weight",),
@@ -677,6 +773,7 @@ def check_layers(student, jobs, more=()):
                 f"a tensor of shape {shape_for(kind, right, rank, world)}",
                 mine["fault"],
                 rank,
+                HINTS["shape"],
             )
         for rank, mine in enumerate(ranks):
             check_outcome(told, kind, world, rank, mine, right, trial)
@@ -684,9 +781,9 @@ def check_layers(student, jobs, more=()):
         forward = 0 if kind == "column" else ring_bytes(nbytes, world)
         backward = ring_bytes(nbytes, world) if kind in ("mlp", "attention") else 0
         why = "this layer sends nothing there" if not forward else "one all-reduce of the output is enough"
-        check_sent(f"{told}, forward", marked[1], forward, forward, why)
+        check_sent(f"{told}, forward", marked[1], forward, forward, why, hint=HINTS["forward", kind])
         why = "one all-reduce of the input's gradient is enough" if backward else "this layer sends nothing there"
-        check_sent(f"{told}, backward", marked[3], backward, backward, why)
+        check_sent(f"{told}, backward", marked[3], backward, backward, why, hint=HINTS["backward", kind])
     return done
 
 
@@ -702,13 +799,15 @@ def check_made(told, kind, world, rank, mine, weights):
         if name in mine["weights"]:
             seen = mine["weights"][name]
             than = "its part of the whole layer's" if dim is not None else "the whole layer's"
-            check_tensor(f"{told}: {name} of rank {rank}", seen, share, 0.0, rank, than=than)
+            hint = HINTS.get(("made", kind), "")
+            check_tensor(f"{told}: {name} of rank {rank}", seen, share, 0.0, rank, than=than, hint=hint)
             expect(
                 mine["sharded"][name] == (dim is not None),
                 f"{told}: {name} of rank {rank} is {'' if mine['sharded'][name] else 'not '}marked as sharded",
                 "made by " + ("`replicated`" if dim is None else "`sharded`"),
                 "sharded" if mine["sharded"][name] else "not sharded",
                 rank,
+                HINTS["marked"],
             )
     due = sum(
         4 * (w if (dim := dimension_of(name, kind)) is None else cut(w, dim, rank, world)).numel()
@@ -726,6 +825,7 @@ def check_made(told, kind, world, rank, mine, weights):
         f"{due:,} bytes",
         f"{held:,} bytes",
         rank,
+        HINTS["too much"],
     )
     expect(
         held >= due,
@@ -733,6 +833,7 @@ def check_made(told, kind, world, rank, mine, weights):
         f"{due:,} bytes",
         f"{held:,} bytes",
         rank,
+        HINTS["too little"],
     )
 
 
@@ -741,7 +842,8 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
         return cut(tensor, 2, rank, world) if kind == "column" else tensor
 
     y = share(right["y"])
-    check_tensor(f"{told}: the output on rank {rank}", mine["y"], y, REL, rank)
+    hint = HINTS.get(("output", kind), "")
+    check_tensor(f"{told}: the output on rank {rank}", mine["y"], y, REL, rank, hint=hint)
     if kind == "mlp":
         tokens, hidden = y[..., 0].numel(), -(-trial["inner"] // world)
         most = tokens * max(hidden, trial["width"])
@@ -752,6 +854,7 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
             f"at most {most} numbers",
             f"{mine['largest']} numbers",
             rank,
+            HINTS["largest"],
         )
     if right["x"] is not None:
         x = right["x"]
@@ -761,22 +864,26 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
             x = share(given(kind, trial["seed"], trial["width"], trial["inner"])[1]) @ cut(
                 right["weights"]["weight"], 0, rank, world
             )
-        check_tensor(f"{told}: the gradient of the input on rank {rank}", mine["x"], x, REL, rank)
+        what = f"{told}: the gradient of the input on rank {rank}"
+        check_tensor(what, mine["x"], x, REL, rank, hint=HINTS["input", kind])
     for name, gradient in right["gradients"].items():
         if name in mine["weights"]:
-            check_gradient(told, name, dimension_of(name, kind), rank, world, mine["gradients"].get(name), gradient)
+            dim, seen = dimension_of(name, kind), mine["gradients"].get(name)
+            check_gradient(told, name, dim, rank, world, seen, gradient, BACKWARD)
     last = share(right["last"])
     told = f"{told}: after {STEPS} steps of SGD, the output on rank {rank}"
-    check_tensor(told, mine["last"], last, REL, rank, than="the serial layer's")
+    check_tensor(told, mine["last"], last, REL, rank, than="the serial layer's", hint=HINTS["last"])
 
 
-def check_gradient(told, name, dim, rank, world, seen, whole):
+def check_gradient(told, name, dim, rank, world, seen, whole, hint):
     if whole is None:
-        expect(seen is None, f"{told}: {name} is frozen, and has a gradient on rank {rank}", "None", "a gradient", rank)
+        told = f"{told}: {name} is frozen, and has a gradient on rank {rank}"
+        expect(seen is None, told, "None", "a gradient", rank, HINTS["frozen"])
         return
     right = whole if dim is None else cut(whole, dim, rank, world)
+    hint = HINTS["none"] if seen is None else hint
     than = f"{'' if dim is None else 'its part of '}the serial one"
-    check_tensor(f"{told}: the gradient of {name} on rank {rank}", seen, right, REL, rank, than=than)
+    check_tensor(f"{told}: the gradient of {name} on rank {rank}", seen, right, REL, rank, than=than, hint=hint)
 
 
 def shards_on_rank(code, rank, world, shapes):
@@ -801,6 +908,9 @@ def shards_on_rank(code, rank, world, shapes):
     return seen
 
 
+VIEW = "A slice is a view: it has the strides of the whole tensor, and keeps it alive. What makes a tensor of its own?"
+
+
 def check_my_shard(student, shapes):
     (seen,) = student.call(shards_on_rank, world=1, group=False, shapes=shapes).evidence
     ranks = [(shape, dim, r, n, turned) for shape, dim, n, turned in shapes for r in range(n)]
@@ -811,15 +921,20 @@ def check_my_shard(student, shapes):
             f"my_shard of a {'transposed ' * turned}tensor of shape {tuple(shape)}, along dimension {dim}, for rank {r}"
             f" of {n}",
         )
-        expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
-        check_tensor(told, mine["part"], right)
-        expect(mine["contiguous"], f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one")
+        with hinted(
+            "Along which dimension is it cut? A part is rounded up: where does the one of rank r begin, and end?"
+        ):
+            expect(not mine["fault"], f"{told} is {mine['fault']}", tuple(right.shape), mine["fault"])
+            check_tensor(told, mine["part"], right)
+        contiguous = mine["contiguous"]
+        expect(contiguous, f"{told} is not contiguous", "a contiguous tensor", "strides of the whole one", hint=VIEW)
         expect(
             mine["bytes"] <= 4 * right.numel(),
             f"{told} keeps {mine['bytes']} bytes alive, its {right.numel()} numbers need {4 * right.numel()}: "
             "it is a view of the whole tensor",
             f"{4 * right.numel()} bytes",
             f"{mine['bytes']} bytes",
+            hint=VIEW,
         )
 
 
@@ -868,8 +983,12 @@ def test_todo3_linear(student):
     ((_, _, (seen,), _),) = done[joined_on_rank]
     right = student.reference(serial_joined, seed=seed)
     told = "RowLinear given another `join` than g"
-    expect(not seen["fault"], f"{told} returns {seen['fault']}", tuple(right.shape), seen["fault"])
-    check_tensor(f"the output of {told}", seen["y"], right, REL, than="the result, with the bias added last")
+    with hinted(JOIN):
+        expect(not seen["fault"], f"{told} returns {seen['fault']}", tuple(right.shape), seen["fault"])
+        check_tensor(f"the output of {told}", seen["y"], right, REL, than="the result, with the bias added last")
+
+
+JOIN = "Here `join` is a different function from g. Is it the one that is called, and what comes before and after it?"
 
 
 def joined_on_rank(code, rank, world, own, seed):
@@ -977,6 +1096,7 @@ def test_todo5_attention(student):
             refused=lambda heads, world: heads % world != 0,
             told=lambda heads, world: f"ParallelAttention of {count_of(heads, 'head')} on {count_of(world, 'rank')}",
             words=lambda heads, world: (heads, world),
+            hint="Which two numbers decide whether each rank gets whole heads, and at which line are both known?",
         )
 
 
@@ -1012,6 +1132,7 @@ def serial_borders(kind, seed, width, inner, heads):
     return 2 * made(kind, seed, width, inner, heads, False, None)(2 * torch.cat([x, x], dim=1)).detach()
 
 
+@hinted(BORDERS)
 def check_borders_used(student, done):
     """The boundary functions come as arguments: others than f and g are used as well."""
     ((_, sizes, ranks, _),) = done[borders_on_rank]
@@ -1075,8 +1196,9 @@ def test_todo6_embedding(student):
     row = made("embedding", one["seed"], one["width"], one["words"], 1, False, None).weight[-1].detach()
     told = f"ParallelEmbedding, all tokens being a word of rank {world - 1} of {world}"
     for rank, mine in enumerate(ranks):
-        expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
-        check_tensor(f"{told}: the output on rank {rank}", mine["y"], row.expand(2, 3, -1), REL, rank)
+        with hinted("Here most ranks have none of the words. What do they look up, and what do they add to the sum?"):
+            expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
+            check_tensor(f"{told}: the output on rank {rank}", mine["y"], row.expand(2, 3, -1), REL, rank)
 
 
 def joined_words_on_rank(code, rank, world, own, seed, words, width):
@@ -1089,7 +1211,7 @@ def check_joined_words(seen, seed, words, width):
     weight = made("embedding", seed, width, words, 1, False, None).weight.detach()
     right = 3 * weight * (torch.arange(words) >= -(-words // 2))[:, None]
     told = "the output of ParallelEmbedding given a different `join` than g"
-    check_tensor(told, seen["y"], right[None], REL, than="what its `join` returned", hint="Which join is it to call?")
+    check_tensor(told, seen["y"], right[None], REL, than="what its `join` returned", hint=JOIN)
 
 
 def one_word_on_rank(code, rank, world, own, seed, words, width):
@@ -1202,8 +1324,13 @@ def test_todo7_loss(student):
     rights = student.reference(serial_losses, trials=[trial for _, trial in trials])
     jobs = [(world, loss_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
     done = in_one_run(student, jobs + [training_job(student, world) for world in (1, 2, 3, 4)])
+    usual = {
+        world: all(right_loss(mine, right) for mine in ranks)
+        for world, (trial, right), ranks, _ in done[loss_on_rank]
+        if (trial["kind"], trial["counted"]) == ("usual", "all")
+    }
     for world, (trial, right), ranks, marked in done[loss_on_rank]:
-        check_loss(world, trial, ranks, marked, right)
+        check_loss(world, trial, ranks, marked, right, usual.get(world))
     check_training(done)
 
 
@@ -1212,7 +1339,7 @@ def four_a_token(world, tokens):
     return (world - 1) * 4 * 4 * tokens
 
 
-def check_loss(world, trial, ranks, events, right):
+def check_loss(world, trial, ranks, events, right, usual_is_right):
     large = "large " * (trial["kind"] == "large")
     size = f"{large}logits, {trial['dtype']}, of {math.prod(trial['tokens'])} tokens"
     which = {"some": "some targets ignored", "none": "all targets ignored", "all": "no target ignored"}[
@@ -1221,13 +1348,17 @@ def check_loss(world, trial, ranks, events, right):
     which += ", ignore = 3" if trial["ignore"] == 3 else ""
     told = f"parallel_loss of {size} and {trial['words']} words, {which}, on {count_of(world, 'rank')}"
     for rank, mine in enumerate(ranks):
-        expect(not mine["fault"], f"{told} is {mine['fault']} on rank {rank}", "a 0-dim tensor", mine["fault"], rank)
+        hint = "The loss is one number: a sum over the tokens that count, divided by how many they are."
+        what = f"{told} is {mine['fault']} on rank {rank}"
+        expect(not mine["fault"], what, "a 0-dim tensor", mine["fault"], rank, hint)
     for rank, mine in enumerate(ranks):
         dtype, seen = mine["dtype"].removeprefix("torch."), mine["gradient"]
-        expect(dtype == "float32", f"{told} has dtype {dtype}", "float32", dtype, rank)
+        hint = "The loss has one dtype, whatever the logits have. In which one are the exponentials added up?"
+        expect(dtype == "float32", f"{told} has dtype {dtype}", "float32", dtype, rank, hint)
         loss, expected = mine["loss"].item(), right["loss"].item()
-        fine = math.isclose(loss, expected, rel_tol=REL, abs_tol=1e-6)
-        expect(fine, f"{told} is wrong on rank {rank}", f"{expected:.6f}", f"{loss:.6f}", rank)
+        hint = loss_hint(**trial) if usual_is_right else ""
+        told_wrong = f"{told} is wrong on rank {rank}"
+        expect(right_loss(mine, right), told_wrong, f"{expected:.6f}", f"{loss:.6f}", rank, hint)
         share = cut(right["gradient"], right["gradient"].dim() - 1, rank, world)
         rel = 2**-7 if trial["dtype"] == "bfloat16" else REL  # bfloat16 has 8 bits
         check_tensor(
@@ -1238,14 +1369,32 @@ def check_loss(world, trial, ranks, events, right):
             rank,
             dtype=getattr(torch, trial["dtype"]),
             scale=right["gradient"].norm().item(),  # a share may be all but zero where the whole is not
+            hint="The loss is right. Which of the collectives does autograd see, and what does each do backward?",
         )
         message = f"{told}: rank {rank} changes the logits or targets that it is given"
-        expect(mine["untouched"], message, "as they were", "changed", rank)
+        expect(mine["untouched"], message, "as they were", "changed", rank, GIVEN)
     n = math.prod(trial["tokens"])
     most = four_a_token(world, n)
     both = [forward + backward for forward, backward in zip(events[0], events[2])]
     why = "forward and backward, four numbers a token are enough"
-    check_sent(told, both, most, ring_bytes(4 * 2 * n, world), why)
+    hint = "Of each token, a rank needs three numbers from the others. Which tensor with more than those is sent?"
+    check_sent(told, both, most, ring_bytes(4 * 2 * n, world), why, hint=hint)
+
+
+def right_loss(mine, right):
+    return not mine["fault"] and math.isclose(mine["loss"].item(), right["loss"].item(), rel_tol=REL, abs_tol=1e-6)
+
+
+def loss_hint(kind, counted, ignore, **_):
+    """For a wrong loss of such logits and targets, where it is right for usual logits and targets that all count."""
+    if counted == "none":
+        return "No target counts here. What are the sum and the number that it is divided by?"
+    if counted == "some":
+        more = " Here the number that says so is not the usual one." if ignore != IGNORE else ""
+        return f"Some targets do not count. Which tokens are in the sum, and by how many is it divided?{more}"
+    if kind == "large":
+        return "e to the power of 100 is infinite in float32. What is subtracted first, and is it one for all ranks?"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1360,7 +1509,9 @@ def check_training_on(world, sequence, clip, ranks, marked, right):
     for name, gradient in right["gradients"].items():
         for rank, mine in enumerate(ranks):
             if name in mine["gradients"]:
-                check_gradient(told, name, dimension_of(name), rank, world, mine["gradients"][name], gradient)
+                dim, seen = dimension_of(name), mine["gradients"][name]
+                # With sequence parallelism the first hint is about these.
+                check_gradient(told, name, dim, rank, world, seen, gradient, "" if sequence else BACKWARD)
     for rank, mine in enumerate(ranks):
         for step, (seen, expected) in enumerate(zip(mine["norms"], right["norms"]), 1):
             expect(
@@ -1409,6 +1560,9 @@ def check_weight(told, name, rank, world, seen, weight, first):
     )
 
 
+LAYER_BY_LAYER = "Go through the model, layer by layer: what does each one send here, and which one sends more or less?"
+
+
 def check_model_traffic(told, marked, world, sequence):
     """A block has two all-reduces forward and two backward; the embedding has one forward, the head one backward."""
     activation, tokens = 4 * 2 * LENGTH * DIM, 2 * LENGTH
@@ -1419,6 +1573,7 @@ def check_model_traffic(told, marked, world, sequence):
         blocks + ring_bytes(4 * 4 * tokens, world),
         blocks,
         "expected: one all-reduce for the embedding, two for the block, and the loss",
+        hint=LAYER_BY_LAYER,
     )
     check_sent(
         f"{told}, in a backward pass",
@@ -1426,6 +1581,7 @@ def check_model_traffic(told, marked, world, sequence):
         blocks + ring_bytes(4 * 4 * tokens, world),
         blocks,
         "expected: two all-reduces for the block, and one for the head",
+        hint=LAYER_BY_LAYER,
     )
     if sequence:
         whole = 4 * (LENGTH * DIM + 7 * DIM)  # the position embedding, three norms, and the bias of `down`
@@ -1435,6 +1591,7 @@ def check_model_traffic(told, marked, world, sequence):
             ring_bytes(whole, world),
             whole * (world - 1) / world,
             "only gradients of parameters that are not sharded have to be sent",
+            hint="Whose gradients are sent here, and how often is each? What do the other ranks know of a shard?",
         )
 
 
@@ -1503,12 +1660,16 @@ def check_finished(world, rank, numbers, kinds, grads):
         told = f"finish_gradients on {count_of(world, 'rank')}: the gradient of {what} on rank {rank}"
         if what not in ("a copy", "a shard"):
             told = f"finish_gradients makes a gradient for {what.replace('one', 'parameter')}"
-            expect(grad is None, told, "None", "a gradient", rank)
+            hint = "Such a parameter has no gradient on any rank. Is there anything to sum?"
+            expect(grad is None, told, "None", "a gradient", rank, hint)
             continue
         right = float(sum(numbers) + 100 * number * world if what == "a copy" else numbers[rank] + 100 * number)
         expect(grad is not None, f"{told} is gone", right, "None", rank)
         wanted = torch.full(grad.shape, right)
-        mean = {"the mean of all ranks, not the sum": wanted / world} if what == "a copy" else {}
+        why = (
+            "The loss is already divided by the tokens of all ranks. Is there anything left to divide its gradients by?"
+        )
+        mean = {"the mean of all ranks, not the sum": (wanted / world, why)} if what == "a copy" else {}
         check_tensor(told, grad, wanted, 0.0, rank, wrongs=mean)
 
 
@@ -1612,6 +1773,7 @@ def test_todo11_norm(student):
                     "a 0-dim tensor",
                     mine["fault"],
                     rank,
+                    "The norm is one number, also where there is nothing to add up. As what do the sums start?",
                 )
                 expect(
                     math.isclose(mine["norm"].item(), right, rel_tol=REL, abs_tol=1e-9),
@@ -1620,13 +1782,15 @@ def test_todo11_norm(student):
                     mine["norm"].item(),
                     rank,
                 )
-                expect(mine["kept"], f"{told}: the gradients are changed by it", "as they were", "changed", rank)
+                expect(mine["kept"], f"{told}: the gradients are changed by it", "as they were", "changed", rank, GIVEN)
                 expect(
                     mine["dtype"] == "float32",
                     f"{told} has dtype {mine['dtype']} on rank {rank}",
                     "float32",
                     mine["dtype"],
                     rank,
+                    "The result has one dtype, whatever the gradients have. In which one are squares taken and added"
+                    " up?",
                 )
                 calls = [event for event in marked[2 * number][rank] if event["e"] == "op"]
                 expect(
@@ -1635,10 +1799,15 @@ def test_todo11_norm(student):
                     "one call of one number",
                     f"{len(calls)} calls of {sum(map(numbers_in, calls))} numbers",
                     rank,
+                    ONE_NUMBER,
                 )
             if 1 in chosen:
-                check_sent(told, marked[2 * number], ring_bytes(8, world), ring_bytes(4, world), "one number is enough")
+                due = ring_bytes(8, world), ring_bytes(4, world)
+                check_sent(told, marked[2 * number], *due, "one number is enough", hint=ONE_NUMBER)
     check_training(done)
+
+
+ONE_NUMBER = "Of all its shards, what must a rank tell the others? What can it add up before it sends anything?"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1735,9 +1904,11 @@ def test_todo12_dropout(student):
             "two torch.Generator",
             "something else",
             rank,
+            "Two generators, the common one first. What does manual_seed of a generator return?",
         )
         told = f"dropout with p = {p} on rank {rank}"
-        expect(not mine["fault"], f"{told} returns {mine['fault']}", "a tensor of the same shape", mine["fault"], rank)
+        same, hint = "a tensor of the same shape", PRODUCT
+        expect(not mine["fault"], f"{told} returns {mine['fault']}", same, mine["fault"], rank, hint)
         for mask in mine["masks"]:
             check_mask(told, mine["x"], mask, p, rank)
         check_repeated(told, mine, rank)
@@ -1746,17 +1917,28 @@ def test_todo12_dropout(student):
     check_alike(ranks[0]["alike"])
 
 
+SCALED = "What stays is scaled so that the mean is as before. By what, if a fraction p is gone?"
+PRODUCT = "Dropout is a product of x with a mask of its shape. Which line makes something else of it?"
+
+
 def check_mask(told, x, mask, p, rank):
     """Numbers that are dropped, in the share that is asked for; the others, scaled, forward and backward alike."""
     dropped = mask["y"] == 0
     kept = (~dropped).float() / (1 - p)
-    check_tensor(f"{told}: what stays, which is divided by 1 - p,", mask["y"], x * kept, 1e-5, rank)
+    check_tensor(f"{told}: what stays, which is divided by 1 - p,", mask["y"], x * kept, 1e-5, rank, hint=SCALED)
     share = dropped.float().mean().item()
     # Five standard deviations of 2000 draws.
     near_p = abs(share - p) < 5 * math.sqrt(p * (1 - p) / 2000)
-    expect(near_p, f"{told}: {share:.1%} of the numbers are dropped", f"about {p:.0%}", f"{share:.1%}", rank)
+    hint = "With which probability is each number dropped, whatever happens to the others?"
+    expect(near_p, f"{told}: {share:.1%} of the numbers are dropped", f"about {p:.0%}", f"{share:.1%}", rank, hint)
     than = "what the same mask gives"
-    check_tensor(f"{told}: the gradient", mask["gradient"], kept, 1e-5, rank, than=than)
+    check_tensor(f"{told}: the gradient", mask["gradient"], kept, 1e-5, rank, than=than, hint=PRODUCT)
+
+
+SEEDS = (
+    "Write down the seeds of both generators on ranks 0, 1 and 2, for two values of `seed`. Which must be equal, and"
+    " which must all differ?"
+)
 
 
 def check_repeated(told, mine, rank):
@@ -1768,20 +1950,25 @@ def check_repeated(told, mine, rank):
             "the generator moves on",
             "the same mask",
             rank,
+            "From which generator does the mask come: the one that is given, or one that this very call makes?",
         )
-    expect(mine["none"], f"dropout with p = 0 changes its input on rank {rank}", "the input", "something else", rank)
+    none = f"dropout with p = 0 changes its input on rank {rank}"
+    hint = "With p = 0 nothing may be dropped. Which is the smallest number that torch.rand draws?"
+    expect(mine["none"], none, "the input", "something else", rank, hint)
     expect(
         mine["half"] == "torch.bfloat16",
         "dropout of a bfloat16 tensor has a different dtype",
         "bfloat16",
         mine["half"].removeprefix("torch."),
         rank,
+        "A product of two dtypes has the larger one. Which of the factors is not in the dtype of x?",
     )
     told = f"the same seed gives rank {rank} a different mask the second time"
-    expect(mine["again"], told, "the same mask", "another one", rank)
-    expect(not mine["seed"], f"another seed gives rank {rank} the same mask", "another mask", "the same", rank)
+    expect(mine["again"], told, "the same mask", "another one", rank, SEEDS)
+    expect(not mine["seed"], f"another seed gives rank {rank} the same mask", "another mask", "the same", rank, SEEDS)
 
 
+@hinted(SEEDS)
 def check_same_masks(ranks):
     """The common generator gives all ranks one mask, their own give each another."""
     for rank, mine in enumerate(ranks):
@@ -1800,6 +1987,7 @@ def check_same_masks(ranks):
             expect(not torch.equal(own, ranks[other]["masks"][2]["y"]), told, "different masks", "the same", rank)
 
 
+@hinted("Here are many ranks, and once the seed is 0. Which two of the numbers that you seed with are equal?")
 def check_many(draws):
     """The generators of many ranks, for two seeds: no two of them draw the same."""
     for seed_zero, (common, *drawn) in enumerate(draws):
