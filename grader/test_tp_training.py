@@ -39,6 +39,7 @@ from grader.kit import (
     elements,
     expect,
     gradients,
+    hinted,
     kind_of,
     losses,
     mains_on_rank,
@@ -214,6 +215,7 @@ def check_mesh(student):
                     right,
                     seen,
                     rank,
+                    "A grid has two axes, also where one of them has a single entry. How long is each?",
                 )
                 size, wanted = f"{len(seen)} × {len(seen[0])}", f"{world // tp} × {tp}"
                 expect(
@@ -230,6 +232,8 @@ def check_mesh(student):
                     ["data", "tensor"],
                     mesh["names"],
                     rank,
+                    "Along which axis are samples divided, and along which are layers? Each has its name, in that"
+                    " order.",
                 )
 
 
@@ -295,11 +299,21 @@ def check_samplers(student):
                     first[name],
                     mine[name],
                     rank,
+                    "Ranks that split a layer work on the same samples. How many different readers are there, then, and"
+                    " which coordinate of the grid numbers them?",
                 )
         row_by_row = ranks[::tp]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
-            each_once(name, [mine[name] for mine in row_by_row], size)
-        check_dealt(told, [mine["train"] for mine in row_by_row], sizes[0], seed, batch)
+            with hinted(
+                "Each of these samples is read in one row, once. Which sampler sees to that, and which two numbers"
+                " does it need?"
+            ):
+                each_once(name, [mine[name] for mine in row_by_row], size)
+        with hinted(
+            "In each step, the rows together train on what one process would. What determines the order, and what is"
+            " dropped?"
+        ):
+            check_dealt(told, [mine["train"] for mine in row_by_row], sizes[0], seed, batch)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -366,20 +380,32 @@ def test_todo2_clip(student):
         for rank, mine in enumerate(run.evidence):
             norm = mine[case]["norm"]
             less = isinstance(norm, (int, float)) and 0 < norm < right
-            wrong = (
-                "it is smaller than the norm of the whole gradient: is it the norm of a part?"
-                if less
-                else "it is larger than the norm of the whole gradient: does something count twice?"
+            wrong = "it is larger than the norm of the whole gradient: does something count twice?"
+            hint = (
+                "Squares add up, norms do not; and what several ranks hold counts once. Which of these two rules is"
+                " broken here?"
             )
-            check_norm(told, norm, right, rank, wrong)
+            if less:
+                wrong = "it is smaller than the norm of the whole gradient: is it the norm of a part?"
+                hint = (
+                    "What is left out: a group of parameters, or other ranks' parts of them? What a rank can see of a"
+                    " DTensor is its own part."
+                )
+            with hinted(hint):
+                check_norm(told, norm, right, rank, wrong)
         factor = min(1.0, clip / right) if clip else 1.0
-        check_parts(
-            f"{told}, after clip_gradients",
-            [mine[case]["grads"] for mine in run.evidence],
-            {name: grad * factor for name, grad in grads.items()},
-            rel=1e-5,
-        )
-        check_sent(told, events[case], whole / 8, why="assembles whole gradients to find a norm")
+        with hinted(
+            "The norm is right. By which single number are the gradients of all groups scaled, and when are they left"
+            " alone?"
+        ):
+            check_parts(
+                f"{told}, after clip_gradients",
+                [mine[case]["grads"] for mine in run.evidence],
+                {name: grad * factor for name, grad in grads.items()},
+                rel=1e-5,
+            )
+        hint = "A norm is one number, and each rank can take the squares of its own part. Which tensor is made whole?"
+        check_sent(told, events[case], whole / 8, why="assembles whole gradients to find a norm", hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -403,6 +429,19 @@ def serial_block(sizes):
     y = block(x)
     y.backward(grad)
     return {"y": y, "x.grad": x.grad, "grads": gradients(block)}
+
+
+LAYOUTS = (
+    "Follow the stream from module to module. In which layout does each one pass it on, and in which does the next one"
+    " expect it?"
+)
+BETWEEN = (
+    "Between two products nothing has to be sent, if they are cut in the right order. What does each layer pass on, and"
+    " must it be changed for the next one?"
+)
+SUMMED = (
+    "The forward pass is right. Each rank has a summand of the input's gradient: which entry of the plan adds them up?"
+)
 
 
 def block_on_rank(code, rank, world, sizes, cut):
@@ -482,7 +521,8 @@ def test_todo3_block(student):
                 seen.get("problem"),
                 rank,
             )
-        check_refused(told, "the block", ranks)
+        with hinted(LAYOUTS):
+            check_refused(told, "the block", ranks)
         weights = 12 * sizes["dim"] ** 2
         for rank, seen in enumerate(ranks):
             expect(
@@ -492,15 +532,18 @@ def test_todo3_block(student):
                 f"{weights // world:,}",
                 f"{seen['held']:,}",
                 rank,
+                "A layer that the plan does not name is whole on each rank. Which of the six matrices are named?",
             )
             # Of a cut stream a rank has its tokens, else all.
             y, dx = (right[name].chunk(world, dim=1)[rank] if cut else right[name] for name in ("y", "x.grad"))
             than = "what one process has"
-            check_tensor(f"{told}: the block's output on rank {rank}", seen["y"], y, EXACT, rank, than=than)
             check_tensor(
-                f"{told}: the gradient of the block's input on rank {rank}", seen["x.grad"], dx, EXACT, rank, than=than
+                f"{told}: the block's output on rank {rank}", seen["y"], y, EXACT, rank, than=than, hint=LAYOUTS
             )
-        check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
+            what = f"{told}: the gradient of the block's input on rank {rank}"
+            check_tensor(what, seen["x.grad"], dx, EXACT, rank, than=than, hint=SUMMED)
+        with hinted(SUMMED):
+            check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
         stream = 8 * sizes["batch"] * sizes["length"] * sizes["dim"]
         an_all_reduce = 2 * (world - 1) / world * stream
         norms = 8 * 4 * sizes["dim"] * 2 if cut else 0  # the gradients of the norms, which the check itself adds up
@@ -515,6 +558,7 @@ def test_todo3_block(student):
                     f"{2 * an_all_reduce:,.0f} bytes, as in 2",
                     f"{much:,.0f} bytes",
                     rank,
+                    BETWEEN if name == "forward" else "",
                 )
 
 
@@ -626,14 +670,51 @@ def serial_model(student, world, asked):
     return sizes, seed, right
 
 
+# Hints for parts of a model's check that the first hint of its TODO is not about.
+HINTS = {
+    ("words", "refused"): (
+        "Follow the stream to the loss. In which layout, and as a plain tensor or a DTensor, does each step expect it?"
+    ),
+    ("words", "loss"): (
+        "Both tables are one half, share_loss is the other. Which rows of the weight does the loss get, which group,"
+        " and"
+        " how many words?"
+    ),
+    ("words", "gradients"): (
+        "The loss is right. Which tensors are made whole on their way into the loss, and what becomes of their"
+        " gradients"
+        " on the way back?"
+    ),
+    ("positions", "whole"): (
+        "Here the stream is not cut: every rank uses all rows of the table. Is there anything to plan?"
+    ),
+    ("all", "whole"): (
+        "Here the flag is not given. What is the stream's placement then, and do the norms need anything?"
+    ),
+    "nothing": "Here no target counts. How does the loss know which ones do, and by what is the sum divided?",
+    "logits": "Every rank needs the logits of all words where the model has no targets. In which layout do they leave?",
+    "head": "Here the stream is a plain tensor. What does the head's style take a plain tensor for?",
+    "weight": "The loss is given a weight. Does it use that one, or one that it knows from before?",
+    "sent": "From the other ranks, the loss needs three numbers for each token. Which larger tensor is made whole?",
+}
+
+
 def check_model(student, serial, tp, cut, asked, told, what, rows=1):
     """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
     sizes, seed, right = serial
-    run = student.call(model_on_rank, world=rows * tp, sizes=sizes, seed=seed, cut=cut, asked=asked, tp=tp)
+    with hinted(HINTS.get((asked, "refused"), ""), cause="crash"):
+        run = student.call(model_on_rank, world=rows * tp, sizes=sizes, seed=seed, cut=cut, asked=asked, tp=tp)
     ranks = run.evidence
+    with hinted("" if cut else HINTS.get((asked, "whole"), "")):
+        check_step(told, what, ranks, right, asked)
+    return run, sizes
+
+
+def check_step(told, what, ranks, right, asked):
     for rank, seen in enumerate(ranks):
         expect("problem" not in seen, str(seen.get("problem")), "{name: style, …}", None, rank)
-    check_refused(told, what, ranks)
+    with hinted(HINTS.get((asked, "refused"), "")):
+        check_refused(told, what, ranks)
     for rank, seen in enumerate(ranks):
         # A loss is right to float64's digits: utils/loss.py sums in the dtype of its input or float32, whichever has
         # more.
@@ -643,8 +724,10 @@ def check_model(student, serial, tp, cut, asked, told, what, rows=1):
             right["loss"],
             seen["loss"],
             rank,
+            HINTS.get((asked, "loss"), ""),
         )
-    check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
+    with hinted(HINTS.get((asked, "gradients"), "")):
+        check_parts(told, [seen["grads"] for seen in ranks], right["grads"])
     for rank, seen in enumerate(ranks):
         expect(
             seen["nothing"] == 0,
@@ -652,12 +735,10 @@ def check_model(student, serial, tp, cut, asked, told, what, rows=1):
             0.0,
             seen["nothing"],
             rank,
+            HINTS["nothing"],
         )
-        logits = f"{told}, the logits of model(x) on rank {rank}"
-        check_tensor(
-            logits, seen["logits"], right["logits"], EXACT, rank, than="the logits of all words in one process"
-        )
-    return run, sizes
+        logits, than = f"{told}, the logits of model(x) on rank {rank}", "the logits of all words in one process"
+        check_tensor(logits, seen["logits"], right["logits"], EXACT, rank, than=than, hint=HINTS["logits"])
 
 
 @todo(
@@ -694,13 +775,15 @@ def test_todo4_words(student):
         right = student.reference(serial_words, sizes=sizes, seed=models[tp][1])
         for rank, seen in enumerate(run.evidence):
             given = f"{told}, the head's output on rank {rank}, for a plain stream with that layout,"
-            check_tensor(given, seen["head"], right["head"], EXACT, rank, than="the logits of all words and tokens")
+            than = "the logits of all words and tokens"
+            check_tensor(given, seen["head"], right["head"], EXACT, rank, than=than, hint=HINTS["head"])
             expect(
                 math.isclose(seen["double"], right["double"], rel_tol=EXACT),
                 f"{told}, head_loss called with another weight gives rank {rank} a loss that is not that weight's",
                 right["double"],
                 seen["double"],
                 rank,
+                HINTS["weight"],
             )
         check_words_sent(told, run, sizes, tp)
 
@@ -733,6 +816,7 @@ def check_words_sent(told, run, sizes, tp):
             f"at most {allowed:,.0f} bytes",
             f"{much:,.0f} bytes",
             rank,
+            HINTS["sent"],
         )
 
 
@@ -826,6 +910,10 @@ def serial_run(student):
     return student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
 
 
+@hinted(
+    "Each function alone is right. Which step is the first that differs from the serial run's, and what does it"
+    " use for the first time?"
+)
 def check_law(student, serial):
     """The parallel run is the serial run."""
     right, final = losses(serial.evidence[0]), serial.evidence[0]["weights"]
