@@ -40,6 +40,7 @@ from grader.kit import (
     collectives,
     count_of,
     expect,
+    hinted,
     kind_of,
     mark,
     todo,
@@ -295,7 +296,8 @@ def test_todo2_shards(student):
             part, shard = tensor[r * size : (r + 1) * size], found["shards"][r]
             check_tensor(f"{what}: my_part of rank {r}", found["parts"][r], part, rank=r)
             right = F.pad(part, (0, size - len(part)))
-            check_tensor(f"{what}: the shard of rank {r}", shard, right, rank=r)
+            hint = "Shards are equally long on all ranks, also where a part is shorter. What is behind the part then?"
+            check_tensor(f"{what}: the shard of rank {r}", shard, right, rank=r, hint=hint)
             expect(
                 found["bytes"][r] == 4 * size,
                 f"{what}: the shard of rank {r} keeps {found['bytes'][r]} bytes alive, its {size} numbers need"
@@ -303,6 +305,7 @@ def test_todo2_shards(student):
                 f"{4 * size} bytes",
                 f"{found['bytes'][r]} bytes",
                 r,
+                OWN_MEMORY,
             )
             expect(
                 near(found["shards afterwards"][r], right),
@@ -310,20 +313,28 @@ def test_todo2_shards(student):
                 right,
                 found["shards afterwards"][r],
                 r,
+                OWN_MEMORY,
             )
         expect(
             found["dtype"] == "torch.bfloat16",
             "a part in bfloat16 is padded to a shard of a different dtype",
             "bfloat16",
             found["dtype"],
+            hint="Zeros have a dtype, too. How can a tensor make zeros like itself?",
         )
         expect(
             found["written"].view(-1).tolist() == (tensor + 100).tolist(),
             f"{what}: writing into my_part does not change the tensor: my_part is a copy",
             (tensor + 100).tolist(),
             found["written"].view(-1).tolist(),
+            hint=VIEWS,
         )
-        check_tensor(f"{what}: what joined returns", found["whole"], tensor.view(shape))
+        hint = "joined undoes the cut. Which of the numbers are padding, and which shape do the others have?"
+        check_tensor(f"{what}: what joined returns", found["whole"], tensor.view(shape), hint=hint)
+
+
+VIEWS = "Which operations on a tensor give a view of it, and which take new memory?"
+OWN_MEMORY = "A shard must last when the tensor is freed or written to, so it has memory of its own. " + VIEWS
 
 
 def lists_on_rank(code, rank, world, mine, dtype):
@@ -399,6 +410,7 @@ def check_lists(run, of_rank, dtype):
                 f"{len(SHAPES)} tensors",
                 f"{len(results)} entries" if isinstance(results, list) else results,
                 rank,
+                "One buffer is sent, and a list is returned. What cuts the buffer into the entries of the list?",
             )
         for number, shape in enumerate(SHAPES):
             check_tensor(
@@ -420,6 +432,10 @@ def check_lists(run, of_rank, dtype):
                 rank=rank,
                 dtype=kind,
                 wrongs={"the sum, not the mean": summed} if right.any() else {},
+                hint=(
+                    "Rank 1 gets one row: its shard of each tensor, one after the other. Where does each of its"
+                    " numbers come from?"
+                ),
             )
         expect(
             seen["bytes"] == a_number * sum(sizes),
@@ -428,6 +444,7 @@ def check_lists(run, of_rank, dtype):
             f"{a_number * sum(sizes)} bytes",
             f"{seen['bytes']} bytes",
             rank,
+            "While a view is kept, all that it was cut from is alive. What are these shards cut from?",
         )
     most = a_number * sum(sizes) * (world - 1)
     check_one_collective("gather_shards", "all_gather", marked[0], world, most)
@@ -439,13 +456,14 @@ def check_one_collective(name, op, calls, world, most):
     for rank in range(world):
         mine = [call for call in calls if call.rank == rank]
         told = f"{name} of {len(SHAPES)} tensors takes {len(mine)} collectives on rank {rank}"
-        expect(len(mine) == 1, told, "one", len(mine), rank)
+        expect(len(mine) == 1, told, "one", len(mine), rank, HINTS["collectives"])
         expect(
             mine[0].sent <= most,
             f"{name}: rank {rank} sends {mine[0].sent:.0f} bytes, in {mine[0].op}; more than its shards to the others",
             f"at most {most} bytes: {op}",
             f"{mine[0].sent:.0f} bytes",
             rank,
+            "Which numbers does a rank need from each of the others? One collective sends just these.",
         )
 
 
@@ -634,6 +652,11 @@ HINTS = {
         "gradients",
     ): "A rank steps only its part. Which numbers of the mean does it need, and from how many ranks?",
     ("sent", "weights"): "After the step a rank has new numbers only in its part. Which numbers do the others lack?",
+    "odd": (
+        "Here one weight is used twice, some are frozen, and a step may have several backward passes. Which of these"
+        " does"
+        " that line not expect?"
+    ),
     "collectives": "One call can send several tensors, one after the other.",
     "leaves": "A result of autograd is not a leaf. A leaf can use the same memory; ask for its gradient.",
     "options": "A group is a dictionary. What else is in it, apart from parameters?",
@@ -769,8 +792,10 @@ def serial_run(student, seeds, **how):
     return right
 
 
-def check_losses(told, ranks, right):
-    """The ranks' batches are of one size, so the mean of their losses is the loss of all."""
+def check_losses(told, ranks, right, hint="", after=0):
+    """The ranks' batches are of one size, so the mean of their losses is the loss of all. `hint`: for the losses
+    `after` so many.
+    """
     for number, loss in enumerate(right):
         seen = sum(mine["losses"][number] for mine in ranks) / len(ranks)
         expect(
@@ -778,7 +803,9 @@ def check_losses(told, ranks, right):
             f"{told}, loss {number + 1} of {len(right)} is not one process's",
             loss,
             seen,
-            hint="Until then all losses were right. Which numbers did the last step change, and with which gradient?"
+            hint=hint
+            if hint and number >= after
+            else "Until then all losses were right. Which numbers did the last step change, and with which gradient?"
             if number
             else "",
         )
@@ -837,7 +864,8 @@ def check_stage(student, stage, trials):
             + (", head tied, some parameters frozen" if odd else "")
             + (", two backward passes per step" if passes > 1 else "")
         )
-        run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
+        with hinted(HINTS["odd"] if odd else "", cause="crash"):
+            run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
         ranks = run.evidence
         calls = collectives(cases(run.events)[0])
         for rank, mine in enumerate(ranks):
@@ -868,6 +896,8 @@ def check_stage(student, stage, trials):
                     f"{right['evaluated']:.6f}",
                     ", ".join(f"{loss:.6f}" for loss in wrong),
                     rank,
+                    "The last step has changed the shards. Does a forward pass gather them also without gradients, and"
+                    " in evaluation mode?",
                 )
         if kind == "SGD":  # with AdamW, rounding errors grow where a gradient is small
             check_weights(told, ranks, right, sharded=stage == 3)
@@ -940,7 +970,7 @@ def test_todo4_stage_1(student):
             "views of the parameters",
             "copies",
             rank,
-            "Which operations on a tensor give a view of it, and which take new memory?",
+            VIEWS,
         )
     check_stage(student, 1, trials)
 
@@ -1139,19 +1169,23 @@ def test_todo5_state(student):
         expect(not seen, f"{told}, {function} returns {seen}", "a dictionary as a plain optimizer has it", None, rank)
     for rank, mine in enumerate(ranks):
         check_saved(told, mine["saved"], plain, rank)
-        expect(mine["kept"], f"{told}, saving changes the optimizer's own state", "as it was", "changed", rank)
+        told_kept = f"{told}, saving changes the optimizer's own state"
+        expect(mine["kept"], told_kept, "as it was", "changed", rank, NEW_ONES)
         expect(
             mine["none"],
             "a state that is None (SGD's momentum_buffer without momentum) does not stay None",
             "None",
             "something else",
             rank,
+            "Not every value of a state is a tensor. Which ones are gathered, and what becomes of all others?",
         )
         what = f"with SGD on {count_of(world, 'rank')}, the saved momentum_buffer of parameter 1"
-        check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than="what a plain optimizer has")
+        than = "what a plain optimizer has"
+        check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than=than, hint=ANY_NAME)
         what = f"with SGD on {count_of(world, 'rank')}, the part of parameter 1's momentum_buffer"
-        check_tensor(what, mine["part"], mine["right part"], rank=rank)
-        expect(mine["unchanged"], f"{told}, what was saved is changed when it is loaded", "unchanged", "changed", rank)
+        check_tensor(what, mine["part"], mine["right part"], rank=rank, hint=ANY_NAME)
+        told_unchanged = f"{told}, what was saved is changed when it is loaded"
+        expect(mine["unchanged"], told_unchanged, "unchanged", "changed", rank, NEW_ONES)
         most = 8 * share(trained, world)
         expect(
             mine["held"] <= most,
@@ -1160,8 +1194,18 @@ def test_todo5_state(student):
             f"{most:,} bytes",
             f"{mine['held']:,} bytes",
             rank,
+            "A rank needs its part of the state alone. Does that part keep all of what it was cut from alive?",
         )
-    check_losses("continued after loading", ranks, right["losses"])
+    hint = "Before the stop it is right. Which numbers did the optimizer have then that it no longer has?"
+    check_losses("continued after loading", ranks, right["losses"], hint, after=steps // 2)
+
+
+NEW_ONES = "The dictionary that you are given belongs to its owner. Which line writes into it, or into one inside it?"
+ANY_NAME = (
+    "Other optimizers have other names, other dtypes, and parameters without a state. How can you recognize a value"
+    " with"
+    " one number for each of a parameter's?"
+)
 
 
 def check_saved(told, saved, plain, rank):
@@ -1251,6 +1295,7 @@ def check_whole(told, seen, model, rank):
             f"at most {most:,} bytes",
             f"{nbytes:,} bytes",
             rank,
+            "Which units are needed at this moment? For each of the others: which call should have freed it, and when?",
         )
 
 
@@ -1403,10 +1448,12 @@ def check_unit(run, right, world, dtype):
             "0 bytes",
             f"{seen['kept']} bytes",
             rank,
+            "Autograd keeps the memory of what it has seen. Did it see that a parameter was filled, or a new tensor?",
         )
         for name, gradient in right["gradients"].items():
             told = f"forward pass, reshard, unshard, backward pass: the gradient of {name} on rank {rank}"
-            check_tensor(told, seen["gradients"].get(name), gradient, REL, rank)
+            hint = "Autograd goes back through the same tensors. Are they filled with the same numbers, in its memory?"
+            check_tensor(told, seen["gradients"].get(name), gradient, REL, rank, hint=hint)
         expect(
             seen["at last"]["weights"] == 0,
             f"after the last reshard, rank {rank} still has whole weights",
@@ -1424,10 +1471,13 @@ def check_unsharded(on, seen, right, nbytes, rank):
         f"{nbytes} bytes",
         f"{seen['taken']} bytes",
         rank,
+        "A storage is measured in bytes. How many numbers does the parameter have, and how many bytes has each?",
     )
     for name, weight in right["weights"].items():
         told = f"after unshard {on}, {name} on rank {rank}"
-        check_tensor(told, seen["whole"][name], weight, rank=rank, than="the numbers from the ranks' shards")
+        hint = "The memory is there. Where do the numbers come from, in which order, and which of them are padding?"
+        than = "the numbers from the ranks' shards"
+        check_tensor(told, seen["whole"][name], weight, rank=rank, than=than, hint=hint)
     expect(
         seen["same"],
         f"after unshard, rank {rank}'s module has different parameters now: layers, hooks and the optimizer's list"
@@ -1435,6 +1485,7 @@ def check_unsharded(on, seen, right, nbytes, rank):
         "the same parameters",
         "others",
         rank,
+        "Layers, hooks and the optimizer all have this very object. What of it can you change so that they see it?",
     )
 
 
@@ -1448,6 +1499,7 @@ def check_unshard_sends(first, again, most, rank):
         f"one of at most {most} bytes",
         [call.op for call in mine],
         rank,
+        HINTS["collectives"],
     )
     more = [call for call in again if call.rank == rank]
     expect(
@@ -1456,6 +1508,7 @@ def check_unshard_sends(first, again, most, rank):
         "nothing",
         [call.op for call in more],
         rank,
+        "Two hooks may ask for the same unit. How can you tell that it is whole already?",
     )
 
 
@@ -1468,6 +1521,7 @@ def check_resharded(seen, right, world, rank):
         [list(shape) for shape in shapes],
         seen["shapes"],
         rank,
+        "Only the memory is freed. Which of your lines changes the tensor instead?",
     )
     for shape, name, shard in zip(shapes, right["weights"], seen["shards"], strict=True):
         size = math.ceil(math.prod(shape) / world)
@@ -1478,6 +1532,7 @@ def check_resharded(seen, right, world, rank):
             part.tolist(),
             shard.tolist(),
             rank,
+            "The shards are what the optimizer steps, and they stay. Do they have memory of their own?",
         )
 
 
