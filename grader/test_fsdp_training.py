@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from grader.kit import (
+    PARTED,
     REL,
     SAME_WEIGHTS,
     TINY,
@@ -36,6 +37,7 @@ from grader.kit import (
     elements,
     expect,
     gradients,
+    hinted,
     lengths,
     losses,
     mains_on_rank,
@@ -166,6 +168,7 @@ def test_todo1_mesh(student):
                 right,
                 seen,
                 rank,
+                "A grid has two axes, also where one of them has a single entry. How long is each?",
             )
             size = (len(seen), len(seen[0]))
             expect(
@@ -176,13 +179,19 @@ def test_todo1_mesh(student):
                 f"{size[0]} × {size[1]}",
                 rank,
             )
-            expect(seen == right, f"{told} neighbours do not hold the same copy", right, seen, rank)
+            hint = (
+                "The grid is filled row by row. Do the ranks of a row hold one copy together, or parts of different"
+                " ones?"
+            )
+            expect(seen == right, f"{told} neighbours do not hold the same copy", right, seen, rank, hint)
             expect(
                 mesh["names"] == ["replicate", "shard"],
                 f"{told} the axes do not have the names by which the script looks them up",
                 ["replicate", "shard"],
                 mesh["names"],
                 rank,
+                "Each axis has a name, given where the grid is made. Which name belongs to the rows, which to the"
+                " columns?",
             )
 
 
@@ -269,6 +278,7 @@ def test_todo2_in_step(student):
                 wanted,
                 mean,
                 rank,
+                "The additional passes are made for their messages alone. Which of their targets count in the loss?",
             )
 
 
@@ -353,6 +363,7 @@ def test_todo3_shard(student):
             "each block, then the model",
             "a parameter taken twice",
             0,
+            "In which order are the calls made? Each takes all parameters of its module that are not taken yet.",
         )
         for strategy in sorted(
             chosen, key=("full", "grad", "hybrid", "none").index
@@ -381,10 +392,17 @@ def test_todo3_shard(student):
                     f"{psi:,}",
                     f"{much:,}",
                     members[0],
+                    "The mesh says which ranks hold a copy together, and which ones hold different copies. Which"
+                    " calls get it?",
                 )
             check_gradients(told, together([seen[strategy] for seen in ranks], "grads"), right, world)
             for rank, events in enumerate(run.events):
                 check_traffic(told, strategy, calls(events, strategy), blocks, rest, copies, shards, rank)
+    check_short(student)
+
+
+@hinted("`options` has two entries, a mesh and a policy. Does each of the calls get both?")
+def check_short(student):
     run = student.call(short_on_rank, world=2)
     for rank, events in enumerate(run.events):
         dtypes = sorted({event["dtype"] for event in calls(events, "short") if event["op"] == "all_gather"})
@@ -415,8 +433,9 @@ OF_ONE = "what one process computes on the whole batch"
 
 def check_gradients(told, seen, right, world):
     for name, grad in right.items():
-        expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none")
-        hint = ""
+        hint = "Each shard has its gradient after the backward pass. What keeps it from being added up over the ranks?"
+        expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none", hint=hint)
+        hint = "A gradient is a mean over all ranks. Which ranks' gradients are in it, and which are missing?"
         if near(seen[name], grad * world, REL):
             hint = "All ranks' gradients are in the sum: by what must it be divided?"
         # float32 sums in a different order: 4e-7 of a gradient's norm measured, 1e-3 and more if wrong.
@@ -451,6 +470,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
             f"at most {unit * shards:,} bytes",
             f"{max(gathered, default=0) * shards:,} bytes",
             rank,
+            "What one call shards is gathered at once. How many calls are there, and what is left for the last one?",
         )
         expect(
             lower <= sum(gathered) <= upper,
@@ -459,6 +479,8 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
             f"{lower:,.0f} to {upper:,} bytes",
             f"{sum(gathered):,} bytes",
             rank,
+            "Are the weights freed after the forward pass, or kept for the backward pass? Which argument decides it,"
+            " and for which strategies?",
         )
         expect(
             sum(least) <= scattered <= inside + outside,
@@ -466,6 +488,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
             f"its share, {sum(least):,.0f} bytes",
             f"{scattered:,} bytes",
             rank,
+            "A rank needs the sum of the gradients only for what it holds. Which parameters does no call shard?",
         )
     if copies > 1:
         reduced = sum(given("all_reduce"))
@@ -475,6 +498,7 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
             f"{sum(least):,.0f} bytes, each gradient that it holds once",
             f"{reduced:,} bytes",
             rank,
+            "Copies of a weight need the same gradient. Does each call know both axes of the mesh?",
         )
 
 
@@ -553,7 +577,9 @@ def test_todo4_first_weights(student):
     for rank, mine in enumerate(ranks):
         for name, wanted in asked.items():
             got = mine["config"].get(name)
-            expect(got == wanted, f"the model that build_model makes has {name} {got}", f"{name} {wanted}", got, rank)
+            told = f"the model that build_model makes has {name} {got}"
+            hint = "All sizes of the model come from the flags, or are given. Which one is left at its default?"
+            expect(got == wanted, told, f"{name} {wanted}", got, rank, hint)
     right, seen = student.reference(serial_weights, seed=seed, config=DEEP), together(ranks, "weights")
     for row in range(2):  # the copies
         copy = together(ranks[2 * row : 2 * row + 2], "weights")
@@ -561,20 +587,17 @@ def test_todo4_first_weights(student):
             if torch.equal(copy[name], weight):
                 continue
             parts = copy[name].chunk(2)
-            what = (
-                "has no content yet"
-                if copy[name].isnan().any() or not copy[name].any()
-                else (
-                    "repeats: the ranks' parts are equal, as if each had drawn its own from the same seed"
-                    if len(parts) > 1 and torch.equal(*parts)
-                    else "is not the serial run's"
-                )
-            )
+            what, hint = FIRST["the serial run's"]
+            if copy[name].isnan().any() or not copy[name].any():
+                what, hint = FIRST["empty"]
+            elif len(parts) > 1 and torch.equal(*parts):
+                what, hint = FIRST["repeated"]
             raise Wrong(
                 f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})",
                 "the weights that a single process draws by --seed",
                 "others",
                 2 * row,
+                hint,
             )
     assert set(seen) == set(right)
     owners = [rank for rank, mine in enumerate(ranks) if mine["before"] or mine["built"]]
@@ -597,6 +620,22 @@ def test_todo4_first_weights(student):
             check_moment("first_weights", rank, mine["most"], *moment)
 
 
+# What is wrong with the first weights, and the hint.
+FIRST = {
+    "empty": ("has no content yet", "Newly allocated memory has no content. Which call fills it, and on which ranks?"),
+    "repeated": (
+        "repeats: the ranks' parts are equal, as if each had drawn its own from the same seed",
+        "With one seed, each rank draws the same first numbers. Which rank draws all, and how do the others get"
+        " theirs?",
+    ),
+    "the serial run's": (
+        "is not the serial run's",
+        "What does a single process do between its seed and its last weight? The same draws must be made here, in the"
+        " same order.",
+    ),
+}
+
+
 def bytes_of_a_moment(student, shards):
     """Of the whole DEEP, and the most for a rank at once: in addition to its part, one of `shards`, it may have a few
     whole tensors, one that arrives, one that is being cut, and those that gloo's threads have not released yet.
@@ -616,6 +655,7 @@ def check_moment(what, rank, seen, whole, most):
         f"at most {most:,} bytes: its shards, and a few tensors",
         f"{seen:,} bytes",
         rank,
+        "At which line is every tensor whole on this rank? Which of them does it need at that moment?",
     )
 
 
@@ -789,21 +829,20 @@ def test_todo6_clip(student):
             told = f"with --clip {clip:g} on 2 × 2 ranks, clip_gradients"
             expect(isinstance(norm, (int, float)), f"{told} returns no number on rank {rank}", "a float", norm, rank)
             if not math.isclose(norm, right, rel_tol=REL):
-                what = (
-                    "it is the norm of two copies of the gradient"
-                    if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3)
-                    else (
-                        "it is smaller than the whole gradient's: is it the norm of this rank's part?"
-                        if 0 < norm < right
-                        else "it is not the whole gradient's"
-                    )
-                )
-                raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
+                what, hint = "it is not the whole gradient's", "Is it taken before the gradient is scaled, or after?"
+                if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3):
+                    what = "it is the norm of two copies of the gradient"
+                    hint = "Both rows of the mesh hold the same gradient. Over which ranks may squares be added up?"
+                elif 0 < norm < right:
+                    what = "it is smaller than the whole gradient's: is it the norm of this rank's part?"
+                    hint = "What a rank can see is its part of a DTensor. Which call makes the whole of it?"
+                raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank, hint)
         for name, grad in together([mine[case] for mine in ranks], "grads").items():
             told = f"with --clip {clip:g} the gradient of {name}"
             unclipped = {"not clipped": grads[name]} if factor < 1 else {}
             than = "the whole gradient's, scaled by one number"
-            check_tensor(told, grad, grads[name] * factor, REL, wrongs=unclipped, than=than)
+            hint = "The norm is right. By which single number are all gradients scaled, and when are they left alone?"
+            check_tensor(told, grad, grads[name] * factor, REL, wrongs=unclipped, than=than, hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -875,6 +914,7 @@ def test_todo7_precision(student):
                 "float32",
                 sorted(scattered),
                 rank,
+                "Small gradients are lost when they are added to a large sum. Which field is about this sum?",
             )
             found = ranks[rank][dtype]["loss dtype"]
             expect(
@@ -884,6 +924,8 @@ def test_todo7_precision(student):
                 "float32",
                 found,
                 rank,
+                "Go through the fields of the policy that you set: what does each of them cast? Which one casts the"
+                " loss?",
             )
             expect(
                 ranks[rank][dtype]["shards"] == ["float32"],
@@ -891,10 +933,12 @@ def test_todo7_precision(student):
                 "float32",
                 ranks[rank][dtype]["shards"],
                 rank,
+                "Shards are what the optimizer steps, and a policy leaves them alone. Which line changes them?",
             )
     exact, rough = (together([seen[dtype] for seen in ranks], "grads") for dtype in ("float32", "bfloat16"))
     for name, grad in right.items():
-        check_tensor(f"with --dtype float32 the gradient of {name}", exact[name], grad, REL, than=OF_ONE)
+        hint = "With --dtype float32 nothing is rounded on the way. What does the policy ask for then?"
+        check_tensor(f"with --dtype float32 the gradient of {name}", exact[name], grad, REL, than=OF_ONE, hint=hint)
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
         expect(
             (rough[name] - grad).norm() < 0.1 * grad.norm(),
@@ -984,6 +1028,7 @@ def test_todo8_recompute(student):
         " kept at once",
         "each block separately",
         "the whole model",
+        hint="Which module is wrapped? All that is inside it runs again at once.",
     )
     # The input of each block is kept, and what the head keeps; a fifth was measured.
     expect(
@@ -991,12 +1036,14 @@ def test_todo8_recompute(student):
         "with --recompute the forward pass keeps about as much as without",
         f"less than half of {before['kept']:,} bytes",
         f"{after['kept']:,} bytes",
+        hint="What is recomputed need not be kept. Which activations are still kept, and in which modules?",
     )
     expect(
         same_step(before, after),
         "with --recompute the loss or a gradient differs: the second run must repeat the first",
         "equal to the last bit",
         "others",
+        hint="A wrapped block computes what the block did. What else was changed, or is it a different block?",
     )
     expect(
         same_step(*dropped),
@@ -1004,12 +1051,14 @@ def test_todo8_recompute(student):
         " the same random numbers, and so start from the same state of the generator",
         "equal to the last bit",
         "others",
+        hint="Where is the generator's state kept for the second run? An option of the wrapper can forbid that.",
     )
     expect(
         after["names"],
         "with --recompute the names in the state dict change, so no checkpoint fits",
         "the same names",
         "different names",
+        hint="A module inside another one gets a longer name. Which wrapper, imported above, hides that?",
     )
 
 
@@ -1071,7 +1120,8 @@ def test_todo9_save(student):
 def check_save(student, nodes, moment):
     run = student.call(save_on_rank, world=3, nodes=nodes)
     ranks = run.evidence
-    writers = one_writer(run)
+    with hinted("All ranks know the path. Which one of them writes, and which function of the course does that?"):
+        writers = one_writer(run)
     check_checkpoint(
         run.files["saved/model.pt"],
         student.reference(serial_weights, seed=0, config=DEEP),
@@ -1194,7 +1244,8 @@ def same_value(held, value):
 )
 def test_todo10_save_sharded(student):
     world = 4
-    run = student.call(save_sharded_on_rank, world=world, common=True)
+    with hinted(PARTED, cause="hang"):
+        run = student.call(save_sharded_on_rank, world=world, common=True)
     ranks = run.evidence
     flat = ranks[0]["found"]
     expect(
@@ -1229,6 +1280,11 @@ def test_todo10_save_sharded(student):
             value,
             next((held for path, held in flat.items() if path.endswith(f".{name}")), None),
         )
+    check_written(run)
+
+
+def check_written(run):
+    """Each rank writes its own shards, and sends none of them."""
     blocks, rest = shapes_of()
     share = 4 * held_by_one([shape for block in blocks for shape in block] + rest, 2)
     for rank, events in enumerate(run.events):
@@ -1240,16 +1296,18 @@ def test_todo10_save_sharded(student):
             "each rank writes its own shards",
             f"{given:,} bytes sent",
             rank,
+            "Does a state dict of sharded tensors have to be whole to be written? Which option makes it so?",
         )
-    total = sum(seen["wrote"] for seen in ranks)
-    for rank, seen in enumerate(ranks):
+    total = sum(seen["wrote"] for seen in run.evidence)
+    for rank, seen in enumerate(run.evidence):
         # An even share is a quarter; the rest is for shards that cannot be divided evenly, and for headers.
         expect(
             seen["wrote"] < 0.5 * total,
             f"rank {rank} writes {seen['wrote']:,} of {total:,} bytes: the ranks do not divide the work",
-            f"about {total // world:,} bytes",
+            f"about {total // len(run.evidence):,} bytes",
             f"{seen['wrote']:,} bytes",
             rank,
+            "Which ranks make the call that writes, and what do they have in their dictionary: shards, or all of it?",
         )
 
 
@@ -1311,6 +1369,7 @@ def test_todo11_load_sharded(student):
                 f"{told} {what} {name} is not what was saved",
                 "what was saved",
                 "others",
+                hint="A load fills the dictionary that it is given. Do model and optimizer then get all that is in it?",
             )
         for rank, mine in enumerate(seen):
             expect(
@@ -1319,6 +1378,7 @@ def test_todo11_load_sharded(student):
                 PLACE,
                 mine["position"],
                 rank,
+                "Tensors are filled in place; a number cannot be. In which dictionary is the new one?",
             )
     check_going_on(student)
 
@@ -1334,6 +1394,10 @@ RUNS = [
 ]
 
 
+@hinted(
+    "What does a run need in order to go on as if it had never stopped? Compare its first step after the stop"
+    " with that step of the run without one."
+)
 def check_going_on(student):
     """The run that is resumed after an epoch is the run that never stopped; on as many ranks, to the last bit."""
     serial = serial_run(student, LONG)
