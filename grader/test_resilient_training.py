@@ -40,6 +40,7 @@ from grader.kit import (
     ends,
     expect,
     header,
+    hinted,
     losses,
     mains_on_rank,
     mark,
@@ -228,6 +229,7 @@ def test_todo1_whole(student):
             "a file of each rank",
             f"none of rank {rank}",
             rank,
+            "Which ranks make the call that saves? What this rank has, no other one can write.",
         )
         expect(
             not seen["torn"],
@@ -237,8 +239,9 @@ def test_todo1_whole(student):
             rank,
         )
     check_there("save_whole()", ranks)
-    check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
-    check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
+    with hinted("A killed save leaves files behind. Under which names, and what does the next save do with them?"):
+        check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
+        check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
 
 
 def check_there(told, ranks):
@@ -485,7 +488,9 @@ def test_todo4_contents(student):
         seen = [left[rank][str(ranks)] for rank in range(ranks)]
         for rank, mine in enumerate(seen):
             refused = mine.get("refused", "")
-            expect(not refused, f"{told} restore() stops: {refused}", "restore() loads what was saved", refused, rank)
+            hint = "Two ranks have saved. Which names are in the checkpoint then, and which ones do you ask for?"
+            wanted = "restore() loads what was saved"
+            expect(not refused, f"{told} restore() stops: {refused}", wanted, refused, rank, hint)
         for name, value in together(seen, "state").items():
             same = value.shape == right[name].shape and torch.equal(value, right[name])
             expect(same, f"{told} the {name.rstrip(' 0123456789')} are not what was saved", right[name], value)
@@ -511,6 +516,7 @@ def check_draws(told, rank, mine, drawn):
             "its own numbers",
             mine["drawn"],
             rank,
+            "The checkpoint has no random state of this rank. Which one is it to go on with?",
         )
         return
     others = [k for k in range(2) if k != rank and torch.equal(mine["drawn"], drawn[k])]
@@ -523,6 +529,9 @@ def check_draws(told, rank, mine, drawn):
         drawn[rank],
         mine["drawn"],
         rank,
+        "Loaded numbers are in a tensor. Which call makes them the generator's state, and is it made?"
+        if fresh
+        else "Each rank has a random state of its own. Under which name does it find it again?",
     )
 
 
@@ -591,6 +600,7 @@ def test_todo5_start(student):
             f"{told} the ranks do not start from the same checkpoint",
             "one for all ranks",
             ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(found)),
+            hint="Ranks may see different folders. Which rank decides, and how does its answer reach the others?",
         )
 
 
@@ -642,14 +652,24 @@ def test_todo6_listen(student):
     (seen,) = student.call(listen_on_rank, world=1, group=False).evidence
     names = [signal.Signals(number).name for number in dict.fromkeys(seen["unheeded"])]
     expect(not names, f"{' and '.join(names)} would end the process: no handler records it", "a handler", "none")
-    expect(not seen["raised"], f"a handler raises {seen['raised']}, in the middle of a step", "a note", seen["raised"])
+    told = f"a handler raises {seen['raised']}, in the middle of a step"
+    hint = "In the middle of a step nothing can be saved. What is the least that a handler can do?"
+    expect(not seen["raised"], told, "a note", seen["raised"], hint=hint)
     expect(seen["counts"][0] == 0, "`came` is not empty before a signal came", 0, seen["counts"][0])
     for number, count in zip(("SIGUSR1", "SIGTERM"), seen["counts"][1:]):
-        expect(count > 0, f"after {number} the list that listen() returned is still empty", "a note", "none")
+        hint = "A handler is called with the number of its signal. In which list does it leave it?"
+        expect(count > 0, f"after {number} the list that listen() returned is still empty", "a note", "none", hint=hint)
     right = [int(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1)]
     told = "after SIGUSR1, SIGTERM and again SIGUSR1 the list does not have the numbers of these signals"
-    expect(seen["came"] == right, told, right, seen["came"])
-    expect(not seen["changed"], "Ctrl-C (SIGINT) no longer ends the run", "its own handler", "a new one")
+    expect(
+        seen["came"] == right,
+        told,
+        right,
+        seen["came"],
+        hint="One note for each signal. What is a handler called with?",
+    )
+    hint = "A scheduler sends two signals. Every other one keeps the handler that it has."
+    expect(not seen["changed"], "Ctrl-C (SIGINT) no longer ends the run", "its own handler", "a new one", hint=hint)
 
 
 def agree_on_rank(code, rank, world):
@@ -778,10 +798,19 @@ def test_todo8_batch(student):
             f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
             right or "exit code 2: the batch does not divide by the ranks",
             got,
+            hint="Here the flag gives the global batch itself. What is there to work out?"
+            if "--batch-size" in flags
+            else ""
+            if right
+            else "A global batch must divide by the ranks. Which call sees to that, and what does it look at?",
         )
     check_chain(student)
 
 
+@hinted(
+    "Each function alone is right. What does a job take over from the one before: its step, its batch, its place"
+    " in the epoch?"
+)
 def check_chain(student):
     """The run over three jobs, each on fewer ranks, is the serial run."""
     flags = ["--data", "data", "--out", "out", *FLAGS, "--batch-size", "12"]
@@ -981,7 +1010,8 @@ def test_todo9_background(student):
             hint="Which call starts the thread that writes, and do you tell it which group to use?",
         )
         waited = f"begin_save() on rank {rank} returns when all is written: {(seen['waited'] or [''])[0]}"
-        expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank)
+        hint = "Which call returns at once, and which one waits until all is written? Only finish() may wait."
+        expect(not seen["waited"], waited, "it returns at once, and a thread writes", "it waits", rank, hint)
         expect(
             torch.equal(seen["total"], torch.full((3,), float(world))),
             f"the training's own all-reduce on rank {rank}, made while the checkpoint is written, comes out wrong:"
@@ -989,6 +1019,7 @@ def test_todo9_background(student):
             float(world),
             seen["total"],
             rank,
+            "Training and saving send at the same time. Which group is for which of them?",
         )
         expect(
             not seen["early"],
@@ -997,13 +1028,18 @@ def test_todo9_background(student):
             "step-7",
             rank,
         )
-    check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
+    with hinted(
+        "Training changes the state as soon as begin_save() returns. Which state is written, and from which copy?"
+    ):
+        check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
     check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
         told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing of it"
-        expect(seen["error"], told, "the error that result() raises", "no error", rank)
+        hint = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
+        expect(seen["error"], told, "the error that result() raises", "no error", rank, hint)
         told = "rank 1 could not write, its disk was full, and there is a folder step-9"
-        expect(not seen["torn"], told, "no step-9", "step-9", rank)
+        hint = "The name step-9 promises a whole checkpoint. What must be known before it is given?"
+        expect(not seen["torn"], told, "no step-9", "step-9", rank, hint)
 
 
 def begun(student, world):
@@ -1023,6 +1059,7 @@ def begun(student, world):
             "nothing else by this group until result() has returned",
             op,
             rank,
+            "While the thread writes, this group is its own. Which of your calls uses it, and could it come later?",
         )
     for rank, events in enumerate(every):
         fresh = [event["op"] for event in events if event.get("op") == "new_group"][1:]
@@ -1032,6 +1069,7 @@ def begun(student, world):
             "the group that begin_save() is given",
             "a new group",
             rank,
+            "A group is made once in a run. Which one are you given for this?",
         )
     if run is None:
         raise met
@@ -1083,43 +1121,17 @@ def last_words(seen):
 def test_todo10_told(student):
     for unit in student.batch_files(10):
         seen = ended(student, unit)["limit"]
-        expect(
-            not seen["killed"] or seen["told"] or seen["code"] != -9,
-            f"{unit.name}: the job reaches its time limit, and no signal has reached the training",
-            "USR1 or TERM, a minute or more before the limit",
-            "no signal",
-        )
-        expect(
-            seen["code"] in (0, -9) or seen["code"] > 0,
-            f"{unit.name}: the signal goes to the shell that reads this file, to no other process, and ends it",
-            "a signal that reaches the processes that srun starts",
-            "the shell ends, and the job with it",
-        )
-        expect(
-            not {"mpiexec", "mpirun"} & set(seen["ends"]),
-            f"{unit.name}: timeout sends the signal to mpiexec, not to the torchrun that mpiexec starts on each node",
-            "timeout in front of torchrun",
-            "timeout in front of mpiexec",
-            hint="What does each node run? timeout sends the signal to the command that follows it.",
-        )
-        expect(
-            not seen["killed"],
-            f"{unit.name}: the signal ends torchrun{last_words(seen)}; its processes end with it",
-            "torchrun continues until its processes have saved",
-            "torchrun is killed",
-        )
-        expect(
-            seen["told"],
-            f"{unit.name}: no signal reaches the training's processes before the limit{last_words(seen)}",
-            "USR1 or TERM",
-            "no signal",
-        )
+        check_told(unit, seen)
         notice, least = notice_of(unit, seen)
         expect(
             least <= notice <= 1800,
             f"{unit.name}: the training is told {notice} seconds before the limit",
             f"{least} to 1800 seconds",
             f"{notice} seconds",
+            hint=(
+                "From the signal to the limit there must be time to finish a step and to save. How many seconds are"
+                " left?"
+            ),
         )
         expect(
             seen["code"] == 0,
@@ -1127,14 +1139,56 @@ def test_todo10_told(student):
             f" failed{last_words(seen)}",
             "exit code 0",
             f"exit code {seen['code']}",
+            hint=(
+                "After a stop that was asked for, one command has an exit code that is not 0. Which one, and what is"
+                " it?"
+            ),
         )
         expect(
             unit.name.endswith(".sbatch") or ended(student, unit)["fails"]["code"] != 0,
             f"{unit.name}: the training fails with its own error, and the batch file ends as if it had not",
             "an exit code that is not 0",
             "exit code 0",
+            hint="Which exit codes does your line turn into success? Only one of them says that the time was over.",
         )
-        check_launches(student, unit)
+        with hinted("The signals are right now. Which words of the command that starts the training have changed?"):
+            check_launches(student, unit)
+
+
+def check_told(unit, seen):
+    """A signal reaches the training's processes, and does not end them."""
+    expect(
+        not seen["killed"] or seen["told"] or seen["code"] != -9,
+        f"{unit.name}: the job reaches its time limit, and no signal has reached the training",
+        "USR1 or TERM, a minute or more before the limit",
+        "no signal",
+    )
+    expect(
+        seen["code"] in (0, -9) or seen["code"] > 0,
+        f"{unit.name}: the signal goes to the shell that reads this file, to no other process, and ends it",
+        "a signal that reaches the processes that srun starts",
+        "the shell ends, and the job with it",
+        hint="A directive can ask for a signal to the shell, or to what srun has started. Which does yours?",
+    )
+    expect(
+        not {"mpiexec", "mpirun"} & set(seen["ends"]),
+        f"{unit.name}: timeout sends the signal to mpiexec, not to the torchrun that mpiexec starts on each node",
+        "timeout in front of torchrun",
+        "timeout in front of mpiexec",
+        hint="What does each node run? timeout sends the signal to the command that follows it.",
+    )
+    expect(
+        not seen["killed"],
+        f"{unit.name}: the signal ends torchrun{last_words(seen)}; its processes end with it",
+        "torchrun continues until its processes have saved",
+        "torchrun is killed",
+    )
+    expect(
+        seen["told"],
+        f"{unit.name}: no signal reaches the training's processes before the limit{last_words(seen)}",
+        "USR1 or TERM",
+        "no signal",
+    )
 
 
 def notice_of(unit, seen):
@@ -1229,4 +1283,5 @@ def check_handed_on(unit, call):
             f"with {unit.name} the next job is not told {name}: it {what}",
             "-v ARGS,RUN",
             call,
+            hint="The next job starts with none of this job's variables. Which ones does it need to continue this run?",
         )
