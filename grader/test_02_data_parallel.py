@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    PARTED,
     Fault,
     Line,
     Wrong,
@@ -35,6 +36,7 @@ from grader.kit import (
     collectives,
     count_of,
     expect,
+    hinted,
     as_evidence,
     check_tensor,
     moved_by,
@@ -166,12 +168,19 @@ def ops(events):
     return [event for event in events if event["e"] == "op"]
 
 
+# Hints for parts that several TODOs have.
+MISSING = "A rank may have no gradient where the others have one. What does it count as, and where is it made?"
+NOT_OVER = "Until you have waited for its work, a tensor belongs to its collective. Which line has to come later?"
+NO_WAIT = "With async_op=True a call returns at once. What does it return, and where is that waited for?"
+HELD_UP = "While a hook waits, nothing is computed. Which function is called when nothing is left to compute?"
+TOO_MANY = "Which tensors are sent, and how often? A tied parameter is one tensor with two names."
+
+
 def check_gradients(what, seen, right, rank, world=WORLD):
     for name, wanted in right.items():
         grad = seen.get(name)
-        expect(
-            grad is not None, f"{what}: on rank {rank}, {name} has no gradient afterwards", "a gradient", "None", rank
-        )
+        told = f"{what}: on rank {rank}, {name} has no gradient afterwards"
+        expect(grad is not None, told, "a gradient", "None", rank, MISSING)
         wrongs = {
             "summed over the ranks, not averaged": (
                 world * wanted,
@@ -207,6 +216,7 @@ def check_waited(what, events):
                     call.written_at or call.where,
                     expected="the same numbers until the wait is over",
                     seen="different numbers",
+                    hint=NOT_OVER,
                 )
             if call.over is None:
                 raise Fault(
@@ -217,6 +227,7 @@ def check_waited(what, events):
                     call.where,
                     expected=f"a wait for each {call.op}",
                     seen="no wait",
+                    hint=NO_WAIT,
                 )
 
 
@@ -229,6 +240,7 @@ def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
         f"at most {most}",
         len(calls),
         rank,
+        TOO_MANY,
     )
     budget, sent = ring_bytes(nbytes, world), sent_by(events, rank)
     padding = 2 * 4 * world  # where all gradients are cut into equal pieces
@@ -238,6 +250,7 @@ def check_budget(what, events, rank, most, nbytes, unit, world=WORLD):
         f"at most {budget:,.0f}",
         f"{sent:,.0f}",
         rank,
+        TOO_MANY,
     )
 
 
@@ -256,6 +269,7 @@ def check_no_wait_inside(what, events, rank):
                 call and call["where"],
                 expected="waits after the backward pass",
                 seen="a wait in a hook",
+                hint=HELD_UP,
             )
 
 
@@ -324,6 +338,11 @@ def test_todo1_predictions(student):
         student,
         {("step_bytes", step): 8 * (step[1] - 1) / step[1] * step[0] for step in steps},
         wrong="is not what a ring sends",
+        hints={
+            "step_bytes": (
+                "Look up lesson 01: which two steps make a ring all-reduce, and how much does a rank send in each?"
+            )
+        },
     )
 
 
@@ -405,10 +424,12 @@ def test_todo2_broadcast_state(student):
             "the same tensors with new numbers",
             ", ".join(seen["replaced"]) or "different tensors",
             rank,
+            "A broadcast can write into a tensor that is there already. Which line makes a new one?",
         )
         for name in {*seen["trained"]} ^ {*seen["trained_before"]}:
             after = "trainable" if name in seen["trained"] else "frozen"
-            expect(False, f"broadcast_state leaves {name} {after} on rank {rank}", "as it was", after, rank)
+            hint = "Only numbers are to be sent. Which line changes what autograd does with a parameter?"
+            expect(False, f"broadcast_state leaves {name} {after} on rank {rank}", "as it was", after, rank, hint)
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
     for rank, events in enumerate(run.events):
         calls = ops(parts(events)[0])
@@ -421,6 +442,7 @@ def test_todo2_broadcast_state(student):
             f"at most {most:,} bytes",
             f"{seen:,.0f} bytes",
             rank,
+            TOO_MANY,
         )
         expect(
             rank == 0 or seen >= most / 2,
@@ -513,6 +535,7 @@ def check_naive(what, right, case, run, sizes, world):
             "None",
             "a gradient",
             rank,
+            "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?",
         )
         check_budget(
             what,
@@ -608,9 +631,16 @@ def check_overlapped(what, right, case, run, world):
     check_waited(what, events)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
-        check_gradients(what, seen[case], right, rank, world)
+        with hinted(OVERLAPPED[case]):
+            check_gradients(what, seen[case], right, rank, world)
         check_budget(what, events[rank], rank, len(sizes), sum(sizes), "trainable parameter", world)
         check_begun_at_once(what, events[rank], rank)
+
+
+OVERLAPPED = (
+    "Which tensor does a hook all-reduce, is it complete by then, and when is it divided?",
+    "Here p.grad had something in it before the pass. Does a hook see all of it, or only what this pass adds?",
+)
 
 
 def check_begun_at_once(what, events, rank):
@@ -630,6 +660,7 @@ def check_begun_at_once(what, events, rank):
                 f"{ready} all-reduces started",
                 begun,
                 rank,
+                "What is the first line that runs when this gradient is complete, and what does it start?",
             )
             if event["e"] == "backward over":
                 return
@@ -720,7 +751,8 @@ def test_todo5_buckets(student):
         )
         for bucket in buckets:
             held = sum(sizes[index] for index in bucket)
-            expect(bucket, f"{what} has an empty bucket", "no empty bucket", buckets)
+            hint = "When is a bucket opened: when one is full, or when there is something to put in?"
+            expect(bucket, f"{what} has an empty bucket", "no empty bucket", buckets, hint=hint)
             expect(
                 held <= cap or len(bucket) == 1,
                 f"{what} puts {held} bytes into a bucket for {cap}",
@@ -819,7 +851,8 @@ def test_todo6_bucketed(student):
             what = f"the {('first', 'second')[case]} of two models, each with its Bucketed, whose passes alternate"
             right = student.reference(serial, passes=[[0, [*range(world)]]], seeds=[seed + later for seed in seeds])
             for rank, seen in enumerate(run.evidence):
-                check_gradients(what, seen[len(steps) + case], right, rank, world)
+                with hinted("Two reducers are at work. What do both of them use that each must have for itself?"):
+                    check_gradients(what, seen[len(steps) + case], right, rank, world)
 
 
 def check_bucketed(what, right, case, run, world, cap, passes):
@@ -838,11 +871,23 @@ def check_bucketed(what, right, case, run, world, cap, passes):
                 "no call",
                 f"{len(ops(quiet))} calls",
                 rank,
+                "sync says whether this pass is the step's last one. Which part of a hook's work is for the last one"
+                " alone?",
             )
-        check_gradients(what, seen[case], right, rank, world)
+        with hinted(bucketed_hint(passes, everybody)):
+            check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
         if everybody:
             check_begun_early(what, last, rank, buckets)
+
+
+def bucketed_hint(passes, everybody):
+    """For a wrong gradient after these passes."""
+    if not everybody:
+        return "Where a rank does not use a layer, no hook is called. What does finish() do in its place, on that rank?"
+    if len(passes) > 1:
+        return "What passes without sync have left is in p.grad. What of it is in the vector when that is sent?"
+    return "Follow one gradient: to its place in a vector, through the sum, and back. Where is it divided?"
 
 
 def check_begun_early(what, events, rank, buckets):
@@ -956,6 +1001,8 @@ def test_todo7_accumulate(student):
                 f"{count} passes",
                 len(passes),
                 rank,
+                "When are the activations of a micro-batch freed? Its backward pass must be over before the next"
+                " begins.",
             )
             for number, quiet in enumerate(passes[:-1], start=1):
                 expect(
@@ -970,7 +1017,10 @@ def test_todo7_accumulate(student):
         for rank, seen in enumerate(ranks):
             passes = parts(events[rank], "backward")
             check_scaled(what, seen[step], right, rank, count)
-            check_gradients(what, seen[step], right, rank, world)
+            with hinted(
+                "What do all the backward passes leave in p.grad, and is all of it in what the last one sends?"
+            ):
+                check_gradients(what, seen[step], right, rank, world)
             check_budget(what, events[rank], rank, fewest(sizes, CAP), sum(sizes), "bucket", world)
             expect(
                 ops(upto(passes[-1], "backward over")),
@@ -1083,7 +1133,8 @@ def serial_shares(counts, seeds):
 )
 def test_todo8_weighted(student):
     seeds = student.seeds(WORLD)
-    run = student.call(weighted_on_rank, world=WORLD, seed=seeds)
+    with hinted(PARTED, cause="hang"):
+        run = student.call(weighted_on_rank, world=WORLD, seed=seeds)
     ranks = run.evidence
     for case, counts in enumerate((COUNTS, (2, 2, 2))):
         what = f"weighted, on ranks with {', '.join(map(str, counts))} samples"
@@ -1098,6 +1149,7 @@ def test_todo8_weighted(student):
                 "one call of one number",
                 f"{len(calls)} calls of {sum(map(numbers_in, calls))} numbers",
                 rank,
+                "What must a rank know of all the others together, to find its factor?",
             )
     for rank, factors in enumerate(student.call(factor_on_rank, world=4).evidence):
         for (counts, dtype), factor in zip(MANY, factors, strict=True):
@@ -1111,6 +1163,8 @@ def test_todo8_weighted(student):
                 right,
                 factor,
                 rank,
+                "What is the largest number that a tensor of this dtype can hold? And in which dtype are the counts"
+                " added up?",
             )
 
 
@@ -1175,9 +1229,9 @@ def test_todo9_torch(student):
         right = student.reference(serial, passes=passes, seeds=[*seeds])
         for rank, seen in enumerate(ranks):
             equal = all(torch.equal(seen[case]["weights"][name], weight) for name, weight in first.items())
-            expect(
-                equal, f"{what}: the weights of rank {rank} and of rank 0 differ", "rank 0's weights", "different", rank
-            )
+            told = f"{what}: the weights of rank {rank} and of rank 0 differ"
+            hint = "Before, you made the first weights equal yourself. What in DDP does that, and for which model?"
+            expect(equal, told, "rank 0's weights", "different", rank, hint)
         for rank, seen in enumerate(ranks):
             mine = seen[case]
             expect(
@@ -1199,9 +1253,11 @@ def test_todo9_torch(student):
                     "none",
                     f"{sum(reduced(quiet))} bytes",
                     rank,
+                    "One method of DDP is your `sync = False`. What must be inside of it: the backward pass alone?",
                 )
             check_scaled(what, mine["grads"], right, rank, len(passes))
-            check_gradients(what, mine["grads"], right, rank, world)
+            with hinted("Which module is called in each pass: the model, or what knows of the other ranks?"):
+                check_gradients(what, mine["grads"], right, rank, world)
             check_buckets(what, passes_seen[-1], sizes, rank)
 
 
@@ -1239,6 +1295,7 @@ def check_buckets(what, last_pass, sizes, rank):
         "messages in the last pass",
         "none",
         rank,
+        "The last pass is the one that sends. Is it outside of all that keeps DDP from sending?",
     )
 
 
