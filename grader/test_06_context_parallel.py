@@ -28,6 +28,7 @@ import torch
 
 from grader.kit import (
     CROSSED,
+    WAITING,
     Fault,
     Line,
     Wrong,
@@ -140,22 +141,31 @@ def tolerance(dtype, largest):
     return 16 * torch.finfo(DTYPES[dtype]).eps * (2 + largest)
 
 
+# Hints for parts that several TODOs have.
+RETURNED = "Which tensors does the docstring say that it returns, and in which order?"
+RING = (
+    "Count the steps. In how many of them is something sent on, what is it, and to whom? A rank talks to its two"
+    " neighbours alone."
+)
+GROWS = "List what a rank needs at one moment: its own, what it computes with, what arrives. What else is still held?"
+TRACKED = "Autograd tracks what a Function's apply returns. Is that what is returned here?"
+
+
 def check_parts(what, seen, names, rank=None):
     """A tuple or list of as many tensors as there are names."""
     right = isinstance(seen, list) and len(seen) == len(names)
     shown = (
         f"{len(seen)} values" if isinstance(seen, list) else "one tensor" if isinstance(seen, torch.Tensor) else seen
     )
-    expect(
-        right, f"{what} does not return {len(names)} tensors: {', '.join(names)}", f"{len(names)} tensors", shown, rank
-    )
+    told = f"{what} does not return {len(names)} tensors: {', '.join(names)}"
+    expect(right, told, f"{len(names)} tensors", shown, rank, RETURNED)
 
 
-def check_part(what, seen, right, rel, rank=None, dtype=None, wrongs=None):
+def check_part(what, seen, right, rel, rank=None, dtype=None, wrongs=None, hint=""):
     """A tensor of this dtype is `right`, which is in float64."""
     at = f"on rank {rank}, " if rank is not None else ""
     scale = math.sqrt(right.numel()) / 10
-    check_tensor(f"{at}{what}", seen, right, rel, rank, dtype=DTYPES[dtype], scale=scale, wrongs=wrongs)
+    check_tensor(f"{at}{what}", seen, right, rel, rank, dtype=DTYPES[dtype], scale=scale, wrongs=wrongs, hint=hint)
 
 
 def check_ring(what, events, world, least, most):
@@ -168,6 +178,7 @@ def check_ring(what, events, world, least, most):
             "messages between neighbours",
             call.op,
             call.rank,
+            RING,
         )
     for message in messages:
         expect(
@@ -176,6 +187,7 @@ def check_ring(what, events, world, least, most):
             f"to rank {(message.source + 1) % world}",
             f"to rank {message.target}",
             message.source,
+            RING,
         )
     for rank in range(world):
         sent = sum(message.bytes for message in messages if message.source == rank)
@@ -185,6 +197,7 @@ def check_ring(what, events, world, least, most):
             f"at most {most:,} bytes",
             f"{sent:,} bytes",
             rank,
+            RING,
         )
         expect(
             sent >= least,
@@ -192,6 +205,7 @@ def check_ring(what, events, world, least, most):
             f"{least:,} bytes or more",
             f"{sent:,} bytes",
             rank,
+            RING,
         )
 
 
@@ -208,6 +222,7 @@ def check_does_not_grow(what, alive, unit):
             f"{before:,} bytes",
             f"{most:,} bytes",
             rank,
+            GROWS,
         )
 
 
@@ -338,22 +353,29 @@ def test_todo1_pieces(student):
                     f"{told}: the output of a query that sees none of these keys is nan",
                     "0",
                     "nan",
+                    hint=BLIND,
                 )
                 expect(
                     bool((blind == 0).all()),
                     f"{told}: the output of a query that sees none of these keys is not 0",
                     "0",
                     blind,
+                    hint=BLIND,
                 )
             for name, part, good in zip(("output", "log-sum-exp"), parts, right):
-                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype)
+                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype, hint=HARD if number else "")
         for n, parts in enumerate(found["merged"], start=2):
             told = f"merge {'piece 1' if n == 2 else f'pieces 1 to {n - 1}'} with piece {n} ({about})"
             check_parts(told, parts, ("output", "log-sum-exp"))
             end = columns[n - 1].stop
             right = reference(q, k[:, :, :end], v[:, :, :end], None if mask is None else mask[:, :end])
             for name, part, good in zip(("output", "log-sum-exp"), parts, right):
-                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype)
+                check_part(f"{told}: the {name}", part, good, rel, dtype=dtype, hint=HARD if number else MERGED)
+
+
+BLIND = "All scores of such a query are minus infinity, and so is their log-sum-exp. What is one minus the other?"
+HARD = "Here scores are large, or hidden. What is e to the power of the largest, and minus infinity minus itself?"
+MERGED = "Two pieces have two sums of exponentials. Which fraction of their total is each, and what is it a factor of?"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -448,7 +470,8 @@ def check_forward(student, name, backward=""):
     runs, alive = {}, {}
     for world in ring_worlds(student, name):
         seeds = student.seeds(world)
-        run = runs[world] = student.call(ring_on_rank, world=world, seed=seeds, forward=name, backward=backward)
+        with hinted(WAITING, cause="hang"):
+            run = runs[world] = student.call(ring_on_rank, world=world, seed=seeds, forward=name, backward=backward)
         marked = cases(run.events)
         for number, told, shape, dtype, dealt, right in expected(student, world, seeds):
             what, rel = f"{name} on {told}", tolerance(dtype, right["largest"])
@@ -506,7 +529,8 @@ def test_todo2_ring(student):
     check_answers(student, right, wrong="is not what will happen")
     for world in (1, 3):
         seeds = student.seeds(world)
-        run = student.call(start_on_rank, world=world, seed=seeds)
+        with hinted(WAITING, cause="hang"):
+            run = student.call(start_on_rank, world=world, seed=seeds)
         for rank, seen in enumerate(run.evidence):
             what = f"start_to_pass_on of three tensors on {count_of(world, 'rank')}"
             check_parts(what, seen["parts"], ("what arrives", "the works"), rank)
@@ -516,6 +540,7 @@ def test_todo2_ring(student):
                 "a list of works",
                 seen["works"],
                 rank,
+                "isend and irecv return at once. What do they return, and where is it needed?",
             )
             waits = [event for event in cases(run.events)[0][rank] if event["e"] == "wait"]
             expect(
@@ -524,6 +549,7 @@ def test_todo2_ring(student):
                 "no wait",
                 f"{len(waits)} waits",
                 rank,
+                "The messages may be under way when this function returns. Where are they waited for, and with what?",
             )
             left = seeds[(rank - 1) % world]
             sent = [*draw(left, (1, 2, 3, 2), "float32", 2), torch.arange(5) + left % 1000]
@@ -533,12 +559,17 @@ def test_todo2_ring(student):
                 3,
                 seen["arrived"] if isinstance(seen["arrived"], str) else len(seen["arrived"]),
                 rank,
+                ARRIVING,
             )
             for n, (got, good) in enumerate(zip(seen["arrived"], sent)):
                 arrives = f"{what}: what arrives at rank {rank} as tensor {n}"
-                check_tensor(arrives, got, good, rank=rank, than=f"what rank {(rank - 1) % world} has sent")
+                than = f"what rank {(rank - 1) % world} has sent"
+                check_tensor(arrives, got, good, rank=rank, than=than, hint=ARRIVING)
         sound(what, [sum((case[rank] for case in cases(run.events)), []) for rank in range(world)])
     check_forward(student, "ring_forward")
+
+
+ARRIVING = "For each tensor that is sent one arrives, of its shape and dtype. From which rank, and into which memory?"
 
 
 def block_on_rank(code, rank, world, seed):
@@ -679,16 +710,21 @@ def test_todo3_backward(student):
     saved, alive = {}, {}
     for world in ring_worlds(student, "backward"):
         seeds = student.seeds(world)
-        run = student.call(through_ring_on_rank, world=world, seed=seeds)
+        with hinted(WAITING, cause="hang"):
+            run = student.call(through_ring_on_rank, world=world, seed=seeds)
         marked = cases(run.events)
         for number, told, shape, dtype, _, right in expected(student, world, seeds):
             what, unit = f"RingAttention on {told}", nbytes(shape, dtype)
             rel = 4 * tolerance(dtype, right["largest"])  # a gradient is a sum of differences of such numbers
             for rank in range(world):
                 mine = run.evidence[rank][number]
-                check_part(f"the output of {what},", mine["out"], right["ranks"][rank]["out"], rel, rank, dtype)
+                good, hint = (
+                    right["ranks"][rank]["out"],
+                    "The forward pass is the ring of TODO 2. Which of its results is returned?",
+                )
+                check_part(f"the output of {what},", mine["out"], good, rel, rank, dtype, hint=hint)
                 told_learns = f"{what}: the output on rank {rank} needs no gradient, though q, k and v do"
-                expect(mine["learns"], told_learns, "requires_grad", "none", rank)
+                expect(mine["learns"], told_learns, "requires_grad", "none", rank, TRACKED)
                 expect(
                     not mine["kept"],
                     f"{what}: after the backward pass, the output on rank {rank} is kept in a circle: it refers to ctx,"
@@ -696,6 +732,7 @@ def test_todo3_backward(student):
                     "tensors in ctx.save_for_backward",
                     "the output in an attribute",
                     rank,
+                    "How can ctx keep a tensor without making a circle?",
                 )
             check_gradients(what, [seen[number]["grads"] for seen in run.evidence], right["ranks"], rel, dtype)
             forward, backward = marked[2 * number : 2 * number + 2]
@@ -723,10 +760,15 @@ def check_crossed(student):
     for number, right in enumerate(rights):
         what = f"RingAttention with the blocks of two layers, both forward passes first: layer {number + 1}"
         grads = [dict(zip("qkv", mine[number])) for mine in ranks]
-        check_gradients(what, grads, right["ranks"], 4 * tolerance("float32", right["largest"]), "float32")
+        check_gradients(what, grads, right["ranks"], 4 * tolerance("float32", right["largest"]), "float32", CROSSED)
 
 
-def check_gradients(what, seen, right, rel, dtype):
+# Hints for the gradients of a ring, by what they are of.
+STAY = "Queries stay on their rank. What does each step add to their gradient, and from which keys?"
+TRAVEL = "Follow rank 0's keys, step by step. Which ranks have added to their gradient, and where does it end?"
+
+
+def check_gradients(what, seen, right, rel, dtype, hint=""):
     """The gradients of q, k and v on all ranks; and if they are wrong, which rank's they are."""
     world = len(seen)
     for name in "qkv":
@@ -737,7 +779,8 @@ def check_gradients(what, seen, right, rel, dtype):
                 if other != rank
             }
             gradient = f"the gradient of the {SPOKEN[name]}, {what},"
-            check_part(gradient, seen[rank][name], right[rank][name], rel, rank, dtype, others)
+            told = hint or (STAY if name == "q" else TRAVEL)
+            check_part(gradient, seen[rank][name], right[rank][name], rel, rank, dtype, others, told)
 
 
 def check_hidden(what, events, world, least):
@@ -970,7 +1013,8 @@ def test_todo4_causal(student):
         check_deal(n, dealt)
     for (mine, theirs, size), where, blocks in zip(lists, seen["where"], seen["blocks"], strict=True):
         right = [position for piece in mine for position in range(piece * size, (piece + 1) * size)]
-        check_tensor(f"positions_of({mine}, {size})", where, torch.tensor(right))
+        hint = "Where does piece p begin in the sequence, and where does it end? The pieces keep the order of the list."
+        check_tensor(f"positions_of({mine}, {size})", where, torch.tensor(right), hint=hint)
         check_blocks(mine, theirs, size, blocks)
     check_causal_ring(student, pick, seen["dealt"])
 
@@ -1011,6 +1055,10 @@ def check_deal(n, dealt):
     )
 
 
+@hinted(
+    "A pair of pieces is visible as a whole, as a triangle, or not at all. Which numbers decide that, and which"
+    " say where its rows and columns are?"
+)
 def check_blocks(mine, theirs, size, blocks):
     """Each pair of a query and a key that it may see is in one block, and little is computed in vain."""
     told = f"causal_blocks({mine}, {theirs}, {size})"
@@ -1056,6 +1104,10 @@ def check_blocks(mine, theirs, size, blocks):
     )
 
 
+@hinted(
+    "Pieces and blocks are right alone. Which pieces have the keys that are at hand in a step, and does each rank"
+    " compute only what its queries see?"
+)
 def check_causal_ring(student, pick, dealt):
     """The ring as a whole: output, gradients, and how many scores each rank computes."""
     worlds = {world: (1, 2, 2 * pick.randrange(2, 5), 4) for world in (1, 2, 3, some_ranks(student, "causal"))}
@@ -1147,12 +1199,14 @@ def check_refused(student, name, what, parts):
         refused=lambda n: n % (parts * world) != 0,
         told=lambda n: f"{name} of {count_of(n, what)} on {count_of(world, 'rank')}",
         words=lambda n: (n, parts * world),
+        hint=f"Into how many equal parts must the {what}s be cut, and at which line is it known whether they can be?",
     )
     for n, events in zip(grid, cases(run.events), strict=True):
         for rank, mine in enumerate(events):
             sent = [event["op"] for event in mine if event["e"] == "op" and event["bytes"]]
             told = f"{name} of {count_of(n, what)} on {count_of(world, 'rank')} is refused after something was sent"
-            expect(n % (parts * world) == 0 or not sent, told, "no call", sent, rank)
+            hint = "What cannot be done is refused first. Which call comes before that?"
+            expect(n % (parts * world) == 0 or not sent, told, "no call", sent, rank, hint)
 
 
 @todo(
@@ -1202,17 +1256,18 @@ def test_todo6_ulysses(student):
                 ("heads_to_tokens", mine["back"], of_heads[:, :, rank * T : (rank + 1) * T]),
             ):
                 check_part(f"what {name} returns on {told},", got, good.double(), 0.0, rank, dtype)
-            check_part(
-                f"the output of ulysses on {told}", mine["out"], right["ranks"][rank]["out"], 4 * rel, rank, dtype
-            )
+            what, good = f"the output of ulysses on {told}", right["ranks"][rank]["out"]
+            check_part(what, mine["out"], good, 4 * rel, rank, dtype, hint=SWAPPED)
             expect(
                 mine["learns"],
                 f"ulysses on {told}: the output on rank {rank} needs no gradient, though q, k and v do",
                 "requires_grad",
                 "none",
                 rank,
+                TRACKED,
             )
-        check_gradients(f"ulysses on {told}", [mine["grads"] for mine in run.evidence], right["ranks"], 16 * rel, dtype)
+        grads = [mine["grads"] for mine in run.evidence]
+        check_gradients(f"ulysses on {told}", grads, right["ranks"], 16 * rel, dtype, SWAPPED_BACK)
         unit = nbytes(shape, dtype)
         for direction, events in zip(("forward", "backward"), cases(run.events), strict=True):
             check_swaps(f"the {direction} pass of ulysses on {told}", events, 4 * (world - 1) / world * unit)
@@ -1220,6 +1275,13 @@ def test_todo6_ulysses(student):
             scores = B * (H // world) * (world * T) ** 2 * DTYPES[dtype].itemsize
             check_alive(told, run.evidence, unit, ALIVE * unit + ALIVE_SCORES * scores)
     check_refused(student, "ulysses", "head", parts=1)
+
+
+SWAPPED = "Both exchanges are right. What goes through the first, what is computed with all tokens, what comes back?"
+SWAPPED_BACK = (
+    "The forward pass is right. Where must the gradient of what was swapped go, and which exchange takes it there?"
+)
+SHARE_SENT = "How many tensors are exchanged, and which part of each can stay on its rank?"
 
 
 def check_swaps(told, events, budget):
@@ -1233,6 +1295,7 @@ def check_swaps(told, events, budget):
             "no barrier",
             f"{len(waits)} of them",
             rank,
+            "An exchange ends when its tensors are there. What else would a rank wait for?",
         )
         sent = sum(message.bytes for message in messages if message.source == rank)
         sent += sum(call.sent for call in calls if call.rank == rank)
@@ -1242,6 +1305,7 @@ def check_swaps(told, events, budget):
             f"at most {budget:,.0f} bytes",
             f"{sent:,.0f} bytes",
             rank,
+            SHARE_SENT,
         )
         expect(
             sent >= budget * 0.999,
@@ -1249,6 +1313,7 @@ def check_swaps(told, events, budget):
             f"{budget:,.0f} bytes",
             f"{sent:,.0f} bytes",
             rank,
+            SHARE_SENT,
         )
 
 
@@ -1263,6 +1328,7 @@ def check_alive(told, ranks, unit, most):
                 f"at most {most:,} bytes",
                 f"{alive:,} bytes",
                 rank,
+                "Which tensor has all heads of all tokens? No rank needs that at any moment.",
             )
 
 
@@ -1297,7 +1363,14 @@ def test_todo7_costs(student):
     for flops, bandwidth, itemsize in ((400e12, 450e9, 2), (400e12, 50e9, 2), (1e10, 1e9, 4)):
         right["hiding_length", (flops, bandwidth, itemsize, False)] = itemsize * flops / (2 * bandwidth)
         right["hiding_length", (flops, bandwidth, itemsize, True)] = itemsize * flops / bandwidth
-    check_answers(student, right, wrong="is not what will happen")
+    hints = {
+        "most_ranks": "A head is on one rank, and each rank has equally many. Which numbers of ranks allow that?",
+        "hiding_length": (
+            "At this length the products of a step take as long as its messages. Which of the two grows faster with the"
+            " length, and which of them does a causal mask change?"
+        ),
+    }
+    check_answers(student, right, wrong="is not what will happen", hints=hints)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1435,6 +1508,7 @@ def test_todo8_model(student):
     check_refused(student, "my_share", "token", parts=2)
 
 
+@hinted("Which positions belong to a rank, as in TODO 4? Its tokens and targets are those at these positions.")
 def check_shares(told, world, seed, ranks):
     """Each token of each step is on one rank, with its target."""
     for step in range(STEPS):
@@ -1491,6 +1565,7 @@ def check_training(told, mine, right, rank):
         "only that one model attends with the ring",
         "others of its class as well",
         rank,
+        "Which object do you change: a layer of this model, or something that all models use?",
     )
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         expect(
@@ -1499,13 +1574,17 @@ def check_training(told, mine, right, rank):
             "a number",
             loss if isinstance(loss, str) else type(loss).__name__,
             rank,
+            "The caller wants the loss of the whole sequence, as a number. What has each rank of it, and in what?",
         )
         if step == 1:
             check_loss(told, step, loss, good, rank)
     for name, good in right["gradients"].items():
         got = mine["gradients"][name]
         gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
-        check_tensor(gradient, got, good, REL, rank, than="one process's")
+        hint = (
+            "Each rank has its part of the gradient. What makes the whole of the parts, and are all parameters in it?"
+        )
+        check_tensor(gradient, got, good, REL, rank, than="one process's", hint=hint)
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         check_loss(told, step, loss, good, rank)
     for name, good in right["weights"].items():
@@ -1519,7 +1598,8 @@ def check_training(told, mine, right, rank):
         )
     good = right["logits"][:, mine["places"]]
     logits = f"{told}, the tensor of logits under torch.no_grad() on rank {rank}"
-    check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="one process's")
+    hint = "Training is right. What does the model do differently where autograd is off, or at another length?"
+    check_tensor(logits, mine["logits"], good, 10 * REL, rank, than="one process's", hint=hint)
     # Up to copies of a layer's q, k and v that are contiguous: 3 of about 16 parts.
     most = round(1.25 * right["activations"])
     expect(
@@ -1530,6 +1610,7 @@ def check_training(told, mine, right, rank):
         f"at most {most:,} bytes",
         f"{mine['activations']:,} bytes",
         rank,
+        "Which tensor on this rank has more tokens than the rank's share, and why is it kept?",
     )
 
 
