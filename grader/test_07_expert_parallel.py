@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    PARTED,
     Given,
     as_evidence,
     check_sent,
@@ -55,6 +56,23 @@ REL = {"torch.float32": 1e-4, "torch.bfloat16": 3e-2, "torch.float64": 1e-4}
 MARGIN = 1e-4
 MOVED = 1e-2
 NEEDED = "more than is needed elsewhere"
+
+
+# Hints for parts of a check that the first hint of its TODO is not about.
+HINTS = {
+    "counts": ("A rank sends every other rank the counts for that rank's own experts. How many numbers are these?"),
+    "sent": "A row goes to the rank of its expert, and nowhere else. Which rows stay, and is any sent twice?",
+    "regroup": "What arrives is ordered by the rank that it comes from. For each row, which expert is it for?",
+    "capacity": "How many slots are there? How many does an expert get if all get equally many?",
+    "shares": "Each share drops as if it were alone, as a rank would. Of how many tokens is its limit, then?",
+    "balance": "Which sums does the loss take: one for each token, or one for each expert? Which go into one message?",
+    "one loss": (
+        "The loss's value comes from all ranks, but no gradient passes through the all-reduce. Which tensor of this"
+        " rank"
+        " has a gradient, and what factor does it need? A detached term corrects its value."
+    ),
+    "way back": "The forward pass is right. Follow a row's gradient back, step by step: where does it go astray?",
+}
 
 
 def several(value, count):
@@ -194,7 +212,8 @@ def test_todo1_route(student):
         gates, chosen, probs = outputs
         check_shape(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
         check_shape(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
-        check_chosen(what, chosen, right, experts)
+        with hinted(CHOSEN.get(kind, "")):
+            check_chosen(what, chosen, right, experts)
         float32 = dict(rel=1e-4, dtype=torch.float32)
         check_tensor(f"{what}: the third result, probabilities,", probs, right[2].detach(), **float32)
         than = (
@@ -203,6 +222,14 @@ def test_todo1_route(student):
         check_tensor(f"{what}: the first result, gates,", gates, right[0].detach(), than=than, **float32)
         if kind in ("random", "large") and n:
             check_route_gradients(what, found, right, h, router, generator(seed + 1))
+
+
+# Hints for a wrong choice, by the kind of logits.
+CHOSEN = {
+    "ties": "Of equal logits, the lower number comes first. Which ways to sort keep the order of what is equal?",
+    "close": "These logits differ, and in bfloat16 some do not. In which dtype is the product computed?",
+    "large": "Softmax makes exact zeros and ones of such logits. Which numbers still tell the experts apart?",
+}
 
 
 def check_chosen(what, chosen, right, experts):
@@ -219,6 +246,10 @@ def check_chosen(what, chosen, right, experts):
         )
 
 
+@hinted(
+    "Go back from the gates, and from the probabilities, to the router: at which step is there no gradient any"
+    " more, or a different one?"
+)
 def check_route_gradients(what, found, right, h, router, draw):
     """The gradients that gates and probabilities give the tokens and the router."""
     (n, k), experts = right[0].shape, len(router)
@@ -372,7 +403,10 @@ def test_todo2_mixture(student):
         check_shape(f"{what}: the result", found["out"], (n, dim), kind)
         check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
         check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
-        check_gradients(what, found, {"h": h, "gates": gates}, layers, rel, dtype=kind)
+        with hinted(
+            "A result is a gate times what an expert makes of a token. Which of the three does autograd lose sight of?"
+        ):
+            check_gradients(what, found, {"h": h, "gates": gates}, layers, rel, dtype=kind)
 
 
 def check_work(what, seen, due, rank=None, first=0):
@@ -385,6 +419,7 @@ def check_work(what, seen, due, rank=None, first=0):
             f"one call, {count_of(rows, 'row')}",
             "no call",
             rank,
+            "An expert that is not called has no gradient, not one of zero. Does each of them run, also with no rows?",
         )
         done = sum(mine["calls"])
         expect(
@@ -400,6 +435,7 @@ def check_work(what, seen, due, rank=None, first=0):
             "one call",
             f"{len(mine['calls'])} calls",
             rank,
+            "A token's choices are different experts. How do you get all rows of one expert at once?",
         )
 
 
@@ -444,6 +480,10 @@ def sorted_on_rank(code, rank, world, trials):
     return seen
 
 
+@hinted(
+    "Number the slots token by token, choice by choice. Which of two slots of one expert comes first, and what"
+    " becomes of a slot that is -1?"
+)
 def check_sort(student):
     trials = []
     for number, (n, k, experts, dropped) in enumerate(
@@ -586,9 +626,11 @@ def test_todo3_exchange(student):
                     found, mine = run.evidence[rank][number], slice(place * each, (place + 1) * each)
                     what = f"exchange_counts on {told_size}{kind}"
                     due = torch.tensor([row[mine] for row in table])
-                    check_tensor(f"{what}: what rank {rank} is told", found["counts"], due, rank=rank)
+                    told = f"{what}: what rank {rank} is told"
+                    check_tensor(told, found["counts"], due, rank=rank, hint=HINTS["counts"])
                     numbers = each * (size - 1)
-                    check_sent(what, marked[2 * number], 8 * numbers, 4 * numbers, NEEDED, [rank])
+                    sent = marked[2 * number]
+                    check_sent(what, sent, 8 * numbers, 4 * numbers, NEEDED, [rank], HINTS["counts"])
 
                     dtype = ROW_DTYPES[number % 3]
                     what = f"exchange_rows in {dtype} on {told_size}{kind}"
@@ -604,12 +646,13 @@ def test_todo3_exchange(student):
                     than = "the others' rows for it, in the order of the ranks"
                     check_tensor(f"{what}: what rank {rank} gets", found["rows"], due, rank=rank, than=than)
                     leaves = 3 * due.element_size() * (sum(table[place]) - sum(table[place][mine]))
-                    check_sent(what, marked[2 * number + 1], leaves, leaves, NEEDED, [rank])
+                    check_sent(what, marked[2 * number + 1], leaves, leaves, NEEDED, [rank], HINTS["sent"])
 
                     of_expert = [e for row in table for e, count in enumerate(row[mine]) for _ in range(count)]
                     due = sorted(range(len(of_expert)), key=lambda i: (of_expert[i], i))
                     what = f"regroup({[row[mine] for row in table]})"
-                    check_tensor(what, found["regrouped"], torch.tensor(due, dtype=torch.int64), rank=rank)
+                    due = torch.tensor(due, dtype=torch.int64)
+                    check_tensor(what, found["regrouped"], due, rank=rank, hint=HINTS["regroup"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -785,15 +828,15 @@ def check_journey(student, world, each, k, size, without):
             rows = [sum(row.count(e) for other in ranks for row in chosen[other]) for e in homes[r]]
             check_work(f"{what}, rank {r}", run.evidence[r]["experts"], rows, r, homes[r][0])
             most, least = traffic([chosen[other] for other in ranks], place, each, 4 * WIDTH)
-            check_sent(f"{what}, forward", forward, most + 8 * (experts - each), least, NEEDED, [r])
-            check_sent(f"{what}, backward", backward, most, least, NEEDED, [r])
+            check_sent(f"{what}, forward", forward, most + 8 * (experts - each), least, NEEDED, [r], HINTS["sent"])
+            check_sent(f"{what}, backward", backward, most, least, NEEDED, [r], HINTS["sent"])
         for r in ranks:
             told = f"{what}: the result on rank {r}"
             check_tensor(told, run.evidence[r]["out"], outs[r].detach(), 1e-4, r, dtype=torch.float32)
         for r in ranks:
-            check_gradients(
-                f"{what}, rank {r}", run.evidence[r], inputs[r], [layers[e] for e in homes[r]], 1e-4, r, homes[r][0]
-            )
+            mine = [layers[e] for e in homes[r]]
+            with hinted(HINTS["way back"]):
+                check_gradients(f"{what}, rank {r}", run.evidence[r], inputs[r], mine, 1e-4, r, homes[r][0])
 
 
 def traffic(chosen, place, each, row_bytes):
@@ -895,7 +938,7 @@ def test_todo5_capacity(student):
                 break
         student.premise(told_apart, "slots that are dropped token by token")
         trials.append([chosen, [n, k], experts, limit, factor, shares])
-    check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up")
+    check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up", hints=HINTS)
     (seen,) = student.call(dropped_on_rank, world=1, group=False, trials=trials).evidence
     for found, (chosen, (n, k), experts, limit, factor, shares) in zip(seen, trials, strict=True):
         what = f"drop of {n} tokens with {count_of(k, 'choice')} of {experts} experts, limit {limit}" + (
@@ -907,6 +950,7 @@ def test_todo5_capacity(student):
             f"{what} returns experts_NK itself: a write into the result is a write into what the balancing loss needs",
             "a copy",
             "the same memory",
+            hint="The result is a new tensor, also where nothing is dropped. Which line returns what it was given?",
         )
         compare_kept(what, found["drop"].tolist(), right_drop(chosen, experts, limit), chosen)
         each = max(n // shares, 1)
@@ -919,7 +963,7 @@ def test_todo5_capacity(student):
             f"{count_of(shares, 'share')}"
         )
         check_shape(what, found["shares"], (n, k), torch.int64)
-        compare_kept(what, found["shares"].tolist(), due, chosen)
+        compare_kept(what, found["shares"].tolist(), due, chosen, HINTS["shares"])
 
 
 def by_token(chosen, experts, limit):
@@ -934,9 +978,10 @@ def by_token(chosen, experts, limit):
     return kept
 
 
-def compare_kept(what, got, due, chosen):
+def compare_kept(what, got, due, chosen, hint=""):
     for token, (mine, right) in enumerate(zip(got, due, strict=True)):
-        expect(mine == right, f"{what}: token {token}, which chose {chosen[token]}, keeps other slots", right, mine)
+        told = f"{what}: token {token}, which chose {chosen[token]}, keeps other slots"
+        expect(mine == right, told, right, mine, hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1012,7 +1057,8 @@ def test_todo6_balance(student):
         trials.append((seeds, ns, experts, k, parts, right, local))
     for seeds, ns, experts, k, parts, right, local in trials:
         world = len(ns)
-        run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
+        with hinted(PARTED, cause="hang"):
+            run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
         what = (
             f"balancing_loss on {count_of(world, 'rank')} with {', '.join(map(str, ns))} tokens, {experts} "
             f"experts, {k} a token"
@@ -1038,6 +1084,7 @@ def test_todo6_balance(student):
                 "a gradient",
                 "none",
                 rank,
+                "An all-reduce has no gradient. Which tensor of this rank is in the loss, and still has one?",
             )
             due = world * parts[rank][0].grad
             check_tensor(
@@ -1049,17 +1096,13 @@ def test_todo6_balance(student):
                 dtype=torch.float32,
                 than=f"what it should be: {world} times (the number of ranks) the derivative of the loss, so that the"
                 " ranks' average is right",
-                hint=(
-                    "The loss's value comes from all ranks, but no gradient passes through the all-reduce. Which"
-                    " tensor of this rank has a gradient, and what factor does it need? A detached term corrects its"
-                    " value."
-                ),
+                hint=HINTS["one loss"],
             )
             (events,) = cases(run.events)
             # An all-reduce of float64 numbers, forward and backward.
             most = 2 * 2 * (world - 1) / world * 8 * (2 * experts + 2)
             enough = "a few numbers for each expert are enough, however many tokens there are"
-            check_sent(what, events, most, 1 if world > 1 else 0, enough, [rank])
+            check_sent(what, events, most, 1 if world > 1 else 0, enough, [rank], HINTS["balance"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1161,6 +1204,7 @@ def test_todo7_gradients(student):
                         rank,
                         wrongs={f"divided by {n}, not by {world}": total / n for n in sorted(divisors)},
                         than=f"the sum over ranks {[*who]}, divided by {world}",
+                        hint=AVERAGED,
                     )
                     expect(
                         torch.equal(got, given),
@@ -1178,11 +1222,19 @@ def test_todo7_gradients(student):
                 "only gradients",
                 "also weights",
                 rank,
+                "Which tensor is written into: the parameter, or its gradient?",
             )
             # The shared gradients, of two dtypes, may be joined in one message: then all of them are float64.
             size = 8 * sum(map(math.prod, SHARED)), 4 * sum(map(math.prod, OWN))
             most = 2 * (world - 1) / world * size[0] + 2 * (len(holders) - 1) / len(holders) * size[1]
-            check_sent(what, events, most, 0, f"all-reduces send {most:,.0f}", [rank])
+            hint = "Whose gradients must reach all ranks, and whose only those that hold the same experts?"
+            check_sent(what, events, most, 0, f"all-reduces send {most:,.0f}", [rank], hint)
+
+
+AVERAGED = (
+    "The whole loss is the mean of all ranks' losses. Which ranks hold this parameter, and by what is the sum of their"
+    " gradients divided?"
+)
 
 
 def check_groups(student, world, spread):
@@ -1200,6 +1252,7 @@ def check_groups(student, world, spread):
                 f"ranks {right}",
                 got,
                 rank,
+                "Every rank takes part in making every group. Which of all these groups does it return?",
             )
             expect(
                 got == right,
@@ -1249,7 +1302,13 @@ def test_todo8_costs(student):
         right["slowdown", (tuple(map(tuple, table)),)] = max(work) * world / sum(work)
     for world in (1, 2, 5, 64):
         right["layer_messages", (world,)] = (3 * (world - 1), 2 * (world - 1))
-    check_answers(student, right, wrong="is not what will happen")
+    hints = {
+        "slowdown": "All wait for the rank with most rows. How many rows would each have if the load were even?",
+        "layer_messages": (
+            "How many exchanges does a layer make forward, and how many backward? To how many ranks is each?"
+        ),
+    }
+    check_answers(student, right, wrong="is not what will happen", hints=hints)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1469,9 +1528,11 @@ def check_training(student, world, spread, each, seeds, how, right):
             "loss, and what to minimize",
             found.get("loss"),
             rank,
+            "One number is compared with the serial run's, the other is minimized. What does each consist of?",
         )
-        without = found.get("without", [""])[0]
-        expect(not without, f"{told_size}: no gradient reaches {without} on rank {rank}", "a gradient", "none", rank)
+        without, hint = found.get("without", [""])[0], "Does each rank run all of its experts, also without a row?"
+        told = f"{told_size}: no gradient reaches {without} on rank {rank}"
+        expect(not without, told, "a gradient", "none", rank, hint)
     for number, due in enumerate(right["losses"][:1]):
         check_loss(told_size, run.evidence, number, due)
     # Coarse, because after a wrong layer the next one routes differently; gradients are the sharper test.
@@ -1482,9 +1543,16 @@ def check_training(student, world, spread, each, seeds, how, right):
         f"{told_size}: the number to be minimized is not the loss and {WEIGHT} times each block's balancing loss",
         f"{due:.5f} more than the loss",
         f"{excess:.5f} more than the loss",
+        hint=(
+            "Each block has a balancing loss of its own while it runs. What is the sum of them, and where is it added?"
+        ),
     )
-    check_first_gradients(told_size, run.evidence, right, world, spread, each)
-    check_load(told_size, run.evidence, right)
+    with hinted(
+        "The first loss is right. Over which ranks is this parameter's gradient averaged, and in which list is it?"
+    ):
+        check_first_gradients(told_size, run.evidence, right, world, spread, each)
+    with hinted("load is what the tokens have chosen. Is it counted before some of their slots are dropped, or after?"):
+        check_load(told_size, run.evidence, right)
     for number, due in enumerate(right["losses"]):
         check_loss(told_size, run.evidence, number, due)
     check_last_weights(told_size, run.evidence, right, spread, each)
@@ -1511,6 +1579,7 @@ def check_spread(told_size, found, right, each, rank):
         f"{due:,} weights",
         f"{held:,} weights",
         rank,
+        "Which experts are this rank's? Something still refers to the memory of the others.",
     )
     names = [name for name in right["weights"] if ".experts." not in name]
     own = [
@@ -1527,6 +1596,7 @@ def check_spread(told_size, found, right, each, rank):
             f"{len(those)} parameters",
             f"{len(got)} parameters",
             rank,
+            "Which parameters do all ranks hold alike, and which are only on some of them? Each is in one list, once.",
         )
 
 
@@ -1546,7 +1616,7 @@ def check_sent_in_training(told_size, passes, spread, each, experts, kept):
             layers = [traffic([layer[r] for r in members], rank % spread, each, 4 * WIDTH) for layer in kept]
             small = 2 * (8 * (experts - each) + 2 * 8 * (2 * experts + 2))  # counts and balancing losses of two layers
             most, least = sum(layer[0] for layer in layers) + small, sum(layer[1] for layer in layers)
-            check_sent(f"{told_size}, {direction}", events, most, least, NEEDED, [rank])
+            check_sent(f"{told_size}, {direction}", events, most, least, NEEDED, [rank], HINTS["sent"])
 
 
 def check_loss(told_size, ranks, number, due):
@@ -1556,7 +1626,13 @@ def check_loss(told_size, ranks, number, due):
         "the loss of an evaluation after the last step, with more tokens than a step has,",
         "the loss of an evaluation with a capacity factor of 0.0, where every slot is dropped,",
     )[max(number - STEPS + 1, 0)]
-    expect(math.isclose(seen, due, rel_tol=1e-4), f"{told_size}: {which} is not one process's", due, seen)
+    hint = (
+        "",
+        "Here are more tokens than in a step. From how many does the limit follow: those of this call?",
+        "A factor of 0.0 is a factor. How does the layer tell that there is none?",
+    )[max(number - STEPS + 1, 0)]
+    told = f"{told_size}: {which} is not one process's"
+    expect(math.isclose(seen, due, rel_tol=1e-4), told, due, seen, hint=hint)
 
 
 def in_serial(name, rank, spread, each):
