@@ -117,7 +117,52 @@ def taken(mine, dtype, turned=False):
     return tensor.T.contiguous().T if turned else tensor
 
 
-def check_results(told, names, ranks, rights, dtype="float32"):
+# Hints for parts of a check that the first hint of its TODO is not about.
+HINTS = {
+    "block": "The pieces differ by one at most. How many are longer, and how many numbers come before this piece?",
+    "place": (
+        "The last coordinate changes from each rank to the next. After how many ranks does the one before it change?"
+    ),
+    "numbers_to_end": (
+        "What does a rank have of Y after each of the three products, and what must it have at the end?"
+    ),
+    "kept": "An in-place sum over the ranks writes into its argument. Whose tensor is that here?",
+    "one axis": (
+        "Which sums run over a dimension that is cut, and which tensors must be gathered? Nothing else has to be sent."
+    ),
+    "again": "The backward pass is given X and W. What else does it use that an earlier forward pass has left?",
+    "cannon back": (
+        "The gradients are two more products by cannon. Which size or block in it is right for X and W alone?"
+    ),
+    "cannon moved": (
+        "A block moves once for the skew, and once in each step but the last. Which moves are one too many?"
+    ),
+    "cannon alive": "What does a rank need at one moment: what it multiplies, what arrives, and what else?",
+    "panel": "Take one panel. Which rank of a row has X's, which rank of a column has W's, and what do the others do?",
+    "panel back": (
+        "For one panel of dX or dW, each rank of a line has a summand. Along which line is it summed, and which rank"
+        " keeps the sum?"
+    ),
+    "panel moved": "Which panels does a rank have itself? Nothing but the others has to reach it, once in each pass.",
+    "panel alive": "When a panel has been used, what still refers to it? The next one takes its place.",
+    "saved": "X and the shard are enough to find all else again, by messages. What more does ctx keep?",
+    "mlp": "Which block of Y does a layer leave on a rank? The next layer starts from just that.",
+    "squared_error": "There are two results. Which one is differentiated, and which one is only printed?",
+    "gradient": (
+        "What stands between two layers, and after the last one? By which number is the sum of squares divided?"
+    ),
+    "part": "A rank's part is a sum over its block alone. By which count is it divided?",
+    "printed": "Each block of Y counts once. Along which axis do the ranks have the same one?",
+    "between": "Two layers that fit need no message between them. Which call sends here, beside products and loss?",
+    "layer_cost": (
+        "W, Y and dX take part. How often does each go around its axis, in how many rounds, and in which pieces?"
+    ),
+    "factorings": "If two sides are chosen, how many choices has the third? Try all first sides, and all second ones.",
+    "best": "Each grid has its seconds, for these sizes and this machine. Which grids are compared, and by what?",
+}
+
+
+def check_results(told, names, ranks, rights, dtype="float32", hint=""):
     """What each rank's function returned, one tensor or as many as there are names, beside what is right of each."""
     if len(names) == 1:
         ranks, rights = [[seen] for seen in ranks], [[right] for right in rights]
@@ -133,7 +178,7 @@ def check_results(told, names, ranks, rights, dtype="float32"):
             if len(ranks) > 1:
                 than += f" ({f'it is right on {spoken_ranks(good)}' if good else 'it is wrong on all ranks'})"
             what = f"{told}: {name} on rank {rank}"
-            check_tensor(what, seen, right, rank=rank, dtype=getattr(torch, dtype), than=than)
+            check_tensor(what, seen, right, rank=rank, dtype=getattr(torch, dtype), than=than, hint=hint)
 
 
 def spoken_ranks(ranks):
@@ -149,14 +194,14 @@ def short(value):
 
 def check_kept(told, ranks):
     for rank, mine in enumerate(ranks):
-        check_given(f"{told}, rank {rank}", mine["changes"], rank)
+        check_given(f"{told}, rank {rank}", mine["changes"], rank, HINTS["kept"])
 
 
 # ---------------------------------------------------------------------------------------------------
 # Messages, and memory
 
 
-def check_moved(told, events, most, why, whose="sends"):
+def check_moved(told, events, most, why, whose="sends", hint=""):
     """`most` has the bytes of each rank; rings give fractions of bytes."""
     for rank, limit in enumerate(most):
         found = moved_by(events[rank], rank)
@@ -166,6 +211,7 @@ def check_moved(told, events, most, why, whose="sends"):
             f"at most {limit:,.0f} bytes",
             f"{found:,.0f} bytes",
             rank,
+            hint,
         )
 
 
@@ -188,7 +234,7 @@ class SettledPeak(Storages):
         return result
 
 
-def check_alive(told, ranks, why):
+def check_alive(told, ranks, why, hint):
     for rank, mine in enumerate(ranks):
         expect(
             mine["most"] <= mine["limit"],
@@ -196,6 +242,7 @@ def check_alive(told, ranks, why):
             f"at most {mine['limit']:,} bytes",
             f"{mine['most']:,} bytes",
             rank,
+            hint,
         )
 
 
@@ -256,17 +303,20 @@ def test_todo1_grids(student):
     for (length, parts), blocks in zip(asked, seen["blocks"], strict=True):
         for number, found in enumerate(blocks):
             right = piece(length, parts, number)
-            expect(isinstance(found, list), f"block({length}, {parts}, {number}) is not a slice", repr(right), found)
+            told = f"block({length}, {parts}, {number}) is not a slice"
+            expect(isinstance(found, list), told, repr(right), found, hint=HINTS["block"])
             expect(
                 found[:2] == [right.start, right.stop] and found[2] in (None, 1),
                 f"block({length}, {parts}, {number}) is not piece {number} of {parts} of {length}",
                 f"{right.start} to before {right.stop}",
                 f"{found[0]} to before {found[1]}",
+                hint=HINTS["block"],
             )
     for shape, places, lines in zip(shapes, seen["places"], seen["lines"], strict=True):
         for rank, found in enumerate(places):
             right = list(coordinates(rank, shape))
-            expect(found == right, f"place({rank}, {shape}) is not where rank {rank} is", tuple(right), found)
+            told = f"place({rank}, {shape}) is not where rank {rank} is"
+            expect(found == right, told, tuple(right), found, hint=HINTS["place"])
         for rank, found in enumerate(lines):
             for axis, ranks in enumerate(found):
                 right = members(rank, shape, axis)
@@ -372,7 +422,7 @@ def test_todo2_one_axis(student):
         held, _ = one_axis_blocks(*matrices, ranks, 0)["inner"]
         added_up = ranks == 1 or not near(held[0] @ held[1], matrices[0] @ matrices[1])
         student.premise(added_up, "a product of parts that are not added up")
-    check_answers(student, answers, wrong="is not what will happen")
+    check_answers(student, answers, wrong="is not what will happen", hints=HINTS)
     todo = Private()
     for rank in range(8):
         mine = []
@@ -405,17 +455,13 @@ def test_todo2_one_axis(student):
                 "inner": (2 * share["Y"], 0),
             }[cut]
             for direction, numbers in zip(("forward", "backward"), most):
-                check_moved(
-                    f"{told}, {direction}",
-                    next(calls),
-                    [turn * numbers] * ranks,
-                    "more than what has to be added up or gathered",
-                )
+                what, why = f"{told}, {direction}", "more than what has to be added up or gathered"
+                check_moved(what, next(calls), [turn * numbers] * ranks, why, hint=HINTS["one axis"])
             if ranks == AGAIN:
                 next(calls)
                 told += ", where a forward pass with other weights comes before the backward pass"
-                gradients = [mine["again"] for mine in seen]
-                check_results(told, CUTS[cut][1], gradients, [mine[cut][1][1:] for mine in right], dtype)
+                gradients, rights = [mine["again"] for mine in seen], [mine[cut][1][1:] for mine in right]
+                check_results(told, CUTS[cut][1], gradients, rights, dtype, HINTS["again"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -485,6 +531,10 @@ def refused_on_rank(code, rank, world, todo):
 GRIDS = ((6, 1), (3, 2), (2, 3), (1, 6), (4, 1), (1, 4), (2, 2))
 
 
+@hinted(
+    "On which grids does every block of X meet its block of W, if each moves one place a step? All others are"
+    " refused before anything is sent."
+)
 def check_squares(student):
     """Cannon's grids are squares; others are refused before anything is sent."""
     draw, todo = student.draw("refused"), Private([[] for _ in range(6)])
@@ -637,7 +687,8 @@ def check_cannon(plan, seen, forward):
     right = [two_axes_blocks(x, w, dy, (side, side), rank)[1] for rank in range(ranks)]
     check_results(told, ["Y"], [mine["y"] for mine in seen], [mine[0] for mine in right], dtype)
     gradients = [mine["gradients"] for mine in seen]
-    check_results(f"{told}, backward", ["dX", "dW"], gradients, [mine[1:] for mine in right], dtype)
+    rights = [mine[1:] for mine in right]
+    check_results(f"{told}, backward", ["dX", "dW"], gradients, rights, dtype, HINTS["cannon back"])
     check_kept(told, seen)
     sound(told, forward)
     size = 4 if dtype == "float32" else 8
@@ -646,9 +697,11 @@ def check_cannon(plan, seen, forward):
         forward,
         [size * side * largest(k, side) * sum(y.shape) * (ranks > 1) for y, *_ in right],
         f"{side} blocks of X and {side} of W are enough",
+        hint=HINTS["cannon moved"],
     )
     if seen[0]["limit"]:
-        check_alive(told, seen, "beside its own blocks it needs two more of X and of W, and two of the result's size")
+        why = "beside its own blocks it needs two more of X and of W, and two of the result's size"
+        check_alive(told, seen, why, HINTS["cannon alive"])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -800,30 +853,34 @@ def check_summa(plan, seen, forward, backward):
     told = f"summa on {spoken(shape)} ranks, m = {m}, k = {k}, n = {n}, {dtype}"
     told += ", blocks that are not contiguous" if turned(shape) else ""
     blocks = [two_axes_blocks(x, w, dy, shape, rank) for rank in range(ranks)]
-    check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype)
-    gradients = [mine["gradients"] for mine in seen]
-    check_results(f"{told}, backward", ["dX", "dW"], gradients, [right[1:] for _, right in blocks], dtype)
+    check_results(told, ["Y"], [mine["y"] for mine in seen], [right[0] for _, right in blocks], dtype, HINTS["panel"])
+    gradients, rights = [mine["gradients"] for mine in seen], [right[1:] for _, right in blocks]
+    check_results(f"{told}, backward", ["dX", "dW"], gradients, rights, dtype, HINTS["panel back"])
     check_kept(told, seen)
     size = 4 if dtype == "float32" else 8
     lacking = [len(hx) * (k - hx.shape[1]) + (k - hw.shape[0]) * hw.shape[1] for (hx, hw, _), _ in blocks]
     most = [1.1 * size * numbers for numbers in lacking]  # blocks differ by one, and a neighbour's may be larger
-    check_moved(told, forward, most, "only the panels that it lacks must arrive", "takes part with")
+    why, hint = "only the panels that it lacks must arrive", HINTS["panel moved"]
+    check_moved(told, forward, most, why, "takes part with", hint)
     check_moved(
         f"{told}, backward",
         backward,
         [2 * mine for mine in most],
         "only the panels that it lacks, and as many sums, must be moved",
         "takes part with",
+        hint,
     )
     check_alive(
         told,
         [mine["forward"] for mine in seen],
         "beside its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
+        HINTS["panel alive"],
     )
     check_alive(
         f"{told}, backward",
         [mine["backward"] for mine in seen],
         "beside its blocks and gradients it needs two panels of each matrix and of each gradient at most",
+        HINTS["panel alive"],
     )
 
 
@@ -970,6 +1027,7 @@ def test_todo5_three_axes(student):
                 "0 bytes",
                 f"{mine['extra']:,} bytes",
                 rank,
+                HINTS["saved"],
             )
         most = three_axes_moved(m, k, n, inner, outer, depth, 4 if dtype == "float32" else 8)
         for direction, limit in zip(("forward", "backward"), most):
@@ -1093,6 +1151,10 @@ def corners_on_rank(code, rank, world, todo):
     return seen
 
 
+@hinted(
+    "At a corner of the box, two of the three axes have one rank each. Which collectives are left, and what does"
+    " the other layer send there?"
+)
 def check_corners(student):
     """FSDP and Megatron are corners: the same numbers and the same bytes as the layers of the lessons before."""
     world = 4
@@ -1322,7 +1384,8 @@ def check_mlp(plan, seen, right, steps):
     for rank, mine in enumerate(seen):
         if mine["broken"]:
             name, expected, found = mine["broken"]
-            raise Wrong(f"{told}: {name} does not return what it should on rank {rank}", expected, found, rank)
+            what = f"{told}: {name} does not return what it should on rank {rank}"
+            raise Wrong(what, expected, found, rank, HINTS[name])
     for step in range(STEPS):
         for rank, mine in enumerate(seen):
             loss, found = right["losses"][step], mine["losses"][step]
@@ -1334,6 +1397,7 @@ def check_mlp(plan, seen, right, steps):
                 loss,
                 found,
                 rank,
+                HINTS["printed"],
             )
             part, of_its_block = mine["parts"][step]
             expect(
@@ -1342,11 +1406,13 @@ def check_mlp(plan, seen, right, steps):
                 of_its_block,
                 part,
                 rank,
+                HINTS["part"],
             )
             if step == STEPS - 1:
                 last = mine["gradients"][-1], right["gradients"][-1]
                 check_gradients(f"{told}, step {STEPS}", *last, shape, rank, dtype)
-        check_moved(f"{told}, a step", steps[step], [most] * ranks, "more than the products and the loss need")
+        why = "more than the products and the loss need"
+        check_moved(f"{told}, a step", steps[step], [most] * ranks, why, hint=HINTS["between"])
 
 
 def weight_block(w, layer, shape, at):
@@ -1367,6 +1433,7 @@ def check_gradients(told, seen, right, shape, rank, dtype):
             dtype=getattr(torch, dtype),
             scale=whole.norm().item() / math.prod(shape) ** 0.5,
             than="its shard of one process's",
+            hint=HINTS["gradient"],
         )
 
 
@@ -1380,6 +1447,9 @@ def axes_on_rank(code, rank, world, layers):
 
 def grids_on_rank(code, rank, world, worlds, asked):
     return {
+        "layer_cost": (
+            "W, Y and dX take part. How often does each go around its axis, in how many rounds, and in which pieces?"
+        ),
         "factorings": [plain(code.factorings(n)) for n in worlds],
         "seconds": [
             [plain(code.mlp_seconds(*sizes, tuple(shape), code.Machine(*machine))) for shape in shapes]
@@ -1452,14 +1522,13 @@ def test_todo7_best_grid(student):
         for sizes, shapes, machine in asked
     ]
     student.premise(len({max(min(times, key=times.get)) for times in every}) > 1, "always the same kind of grid")
-    check_answers(student, answers, wrong="is not what the layer sends")
+    check_answers(student, answers, wrong="is not what the layer sends", hints=HINTS)
     (seen,) = student.call(grids_on_rank, world=1, group=False, worlds=worlds, asked=asked).evidence
     for world, found in zip(worlds, seen["factorings"], strict=True):
         check_factorings(world, found)
     for (sizes, shapes, machine), all_of_them, times, best in zip(
         asked, every, seen["seconds"], seen["best"], strict=True
     ):
-        world = math.prod(shapes[0])
         for shape, found in zip(shapes, times, strict=True):
             right = mlp_time(*sizes, shape, *machine)
             close = isinstance(found, (int, float)) and math.isclose(found, right, rel_tol=1e-9)
@@ -1470,21 +1539,27 @@ def test_todo7_best_grid(student):
                 right,
                 found,
             )
-        fastest = min(all_of_them, key=all_of_them.get)
-        chosen = tuple(best) if isinstance(best, list) else best
-        expect(
-            chosen in all_of_them,
-            f"best_grid for {world} ranks does not return a grid of {count_of(world, 'rank')}",
-            fastest,
-            best,
-        )
-        expect(
-            math.isclose(all_of_them[chosen], all_of_them[fastest], rel_tol=1e-9),
-            f"best_grid for m, dim, hidden = {sizes} on {count_of(world, 'rank')} is not the fastest one: it takes "
-            f"{all_of_them[chosen] / all_of_them[fastest]:.2f} times as long",
-            fastest,
-            chosen,
-        )
+        check_best(sizes, all_of_them, best)
+
+
+@hinted(HINTS["best"])
+def check_best(sizes, all_of_them, best):
+    world = math.prod(next(iter(all_of_them)))
+    fastest = min(all_of_them, key=all_of_them.get)
+    chosen = tuple(best) if isinstance(best, list) else best
+    expect(
+        chosen in all_of_them,
+        f"best_grid for {world} ranks does not return a grid of {count_of(world, 'rank')}",
+        fastest,
+        best,
+    )
+    expect(
+        math.isclose(all_of_them[chosen], all_of_them[fastest], rel_tol=1e-9),
+        f"best_grid for m, dim, hidden = {sizes} on {count_of(world, 'rank')} is not the fastest one: it takes "
+        f"{all_of_them[chosen] / all_of_them[fastest]:.2f} times as long",
+        fastest,
+        chosen,
+    )
 
 
 def layer_costs(draw):
@@ -1501,6 +1576,7 @@ def layer_costs(draw):
     return answers
 
 
+@hinted(HINTS["factorings"])
 def check_factorings(world, found):
     right = all_boxes(world)
     expect(
