@@ -29,6 +29,7 @@ from grader.kit import (
     corpus,
     each_once,
     expect,
+    hinted,
     near,
     on_nodes,
     one_writer,
@@ -166,12 +167,14 @@ def test_todo1_training_step(student):
         "training_step logs with sync_dist: that is one more all-reduce in every step, and Report logs already",
         "only the loss",
         "self.log(…, sync_dist=True)",
+        hint="What does this step need to know of the other ranks' losses? What is logged is logged elsewhere.",
     )
     expect(
         not seen["moved"],
         "training_step makes the optimizer's step itself; Lightning would make a second one",
         "weights as they were",
         seen["moved"][:1],
+        hint=IN_TURN,
     )
     expect(
         not seen["backward"],
@@ -179,12 +182,14 @@ def test_todo1_training_step(student):
         " is gone",
         "no gradient yet",
         f"gradients of {len(seen['backward'])} parameters",
+        hint=IN_TURN,
     )
     expect(
         seen["graph"],
         "the loss that training_step returns has no graph, so it has no gradients",
         "a tensor that requires grad",
         "only a number",
+        hint=GRAPH,
     )
     expect(
         math.isclose(seen["loss"], right["loss"], rel_tol=REL),
@@ -194,8 +199,15 @@ def test_todo1_training_step(student):
     )
     for name, grad in right["grads"].items():
         told = f"backward from the loss that training_step returns, which Lightning calls, gives {name}"
-        expect(name in seen["grads"], f"{told} no gradient: the graph ends before the model", "a gradient", "none")
-        check_tensor(f"{told} a gradient that", seen["grads"][name], grad, REL)
+        none = f"{told} no gradient: the graph ends before the model"
+        expect(name in seen["grads"], none, "a gradient", "none", hint=GRAPH)
+        check_tensor(f"{told} a gradient that", seen["grads"][name], grad, REL, hint=GRAPH)
+
+
+IN_TURN = (
+    "Lightning makes the forward pass, the backward pass and the step in turn. Which of them does it leave to you?"
+)
+GRAPH = "Follow the loss back to the parameters. Which call makes a new tensor, or a number, without its graph?"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -279,6 +291,7 @@ def test_todo2_optimizer(student):
             f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters",
             len(wanted),
             seen["moved"],
+            hint="Of which object do you ask for the parameters? The model is a part of the module.",
         )
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
@@ -286,6 +299,7 @@ def test_todo2_optimizer(student):
             f"{told}, two steps of the optimizer give different weights: is it the right kind, with both settings?",
             "equal weights",
             f"different weights, such as {wrong[:1]}",
+            hint="Three flags are about the optimizer. Which of them does not reach it?",
         )
 
 
@@ -319,6 +333,15 @@ def validate_on_rank(code, rank, world):
     loader = torch.utils.data.DataLoader(evaluated_batches(rank), batch_size=None)
     trainer.validate(module, dataloaders=loader, verbose=False)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+# Hints, by what a wrong mean is said to be.
+SUMS = {
+    " alone": (
+        "Lightning reduces what one rank has logged, unless it is asked for more. Which argument asks for all ranks?"
+    ),
+    "it counts": "Which targets has the model's loss left out? The count is of all others, of all ranks.",
+}
 
 
 def right_sums(world):
@@ -373,15 +396,15 @@ def test_todo3_sums(student):
             what = next(
                 (f": it is {words}" for words, value in wrong.items() if math.isclose(seen, value, rel_tol=REL)), ""
             )
-            what = what or f": it counts {logged['count']:g} tokens, there are {count}" * (
-                not math.isclose(logged["count"], count, rel_tol=1e-6)
-            )
+            if not what and not math.isclose(logged["count"], count, rel_tol=1e-6):
+                what = f": it counts {logged['count']:g} tokens, there are {count}"
             raise Wrong(
                 f"on {world} ranks of unequal shares, total / count on rank {rank} is not the mean over all"
                 f" tokens{what}",
                 right,
                 seen,
                 rank,
+                next((hint for words, hint in SUMS.items() if words in what), ""),
             )
 
 
@@ -423,9 +446,11 @@ def test_todo4_layout(student):
             if alone
             else f"on {nodes} node{'s' if nodes > 1 else ''} × {world // nodes}"
         )
-        for rank, (devices, num_nodes) in enumerate(
-            student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence
+        with hinted(
+            "Without a launcher none of its variables is set. How many processes and nodes are there then?" * alone
         ):
+            ranks = student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence
+        for rank, (devices, num_nodes) in enumerate(ranks):
             for name, seen, right in (("devices", devices, world // nodes), ("nodes", num_nodes, nodes)):
                 expect(
                     not isinstance(seen, str),
@@ -433,6 +458,7 @@ def test_todo4_layout(student):
                     right,
                     repr(seen),
                     rank,
+                    WHOLE,
                 )
                 expect(
                     isinstance(seen, int),
@@ -440,8 +466,12 @@ def test_todo4_layout(student):
                     right,
                     repr(seen),
                     rank,
+                    WHOLE,
                 )
                 expect(seen == right, f"{told}, layout() gives rank {rank} a wrong number of {name}", right, seen, rank)
+
+
+WHOLE = "Numbers of devices and nodes are whole. Which calls and which division give an int?"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -526,6 +556,7 @@ def test_todo5_strategy(student):
             f"{world} processes",
             f"{world} × {world} processes",
             rank,
+            "torchrun has started a process for each rank. Which strategies expect that, and which start their own?",
         )
         expect(
             seen["ranks"] == world,
@@ -551,10 +582,14 @@ def test_todo5_strategy(student):
                 "equal weights",
                 "others",
                 rank,
+                ""
+                if apart
+                else "All ranks agree, so they communicate. Which option changes what they send, or how often?",
             )
     run = student.call(backend_on_rank, world=2, group=False, gpus=2)
     asked = next((e["detail"] for e in run.events[0] if e.get("op") == "init_process_group"), "none")
-    expect("nccl" in asked, "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0)
+    hint = "A strategy finds the backend by the device, unless it is told one. What is yours told?"
+    expect("nccl" in asked, "on a machine with GPUs the group does not use NCCL", "nccl", asked, 0, hint)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -636,6 +671,7 @@ def check_train_loader(student, nodes, world):
                 "the training set",
                 strange[:1],
                 rank,
+                "Data has three sets. Which one does the loader get, and which one the sampler?",
             )
             expect(
                 mine and len(mine[0]) == share,
@@ -644,6 +680,7 @@ def check_train_loader(student, nodes, world):
                 f"batches of {share}",
                 [len(batch) for batch in mine],
                 rank,
+                "Over how many ranks is the global batch divided, and which object knows that number?",
             )
             expect(
                 [len(batch) for batch in mine] == [share] * steps,
@@ -652,6 +689,8 @@ def check_train_loader(student, nodes, world):
                 [share] * steps,
                 [len(batch) for batch in mine],
                 rank,
+                "Samples that do not divide can be dropped or repeated, by the sampler and by the loader. What does"
+                " each do?",
             )
         for step in range(steps):
             right = sorted(order[step * BATCH : (step + 1) * BATCH])
@@ -662,6 +701,10 @@ def check_train_loader(student, nodes, world):
                 f"in epoch {epoch + 1}, step {step + 1}, sample {twice[:1]} is on several of {world} ranks",
                 "no sample twice",
                 twice,
+                hint=(
+                    "Each rank deals itself a share, by its number. Which of its numbers has no other rank, on any"
+                    " node?"
+                ),
             )
             expect(
                 seen == right,
@@ -669,6 +712,7 @@ def check_train_loader(student, nodes, world):
                 " process reads: is the order shuffled by args.seed and the epoch?",
                 right,
                 seen,
+                hint="One order is dealt to all ranks. By what is it shuffled, and does each rank shuffle alike?",
             )
 
 
@@ -702,6 +746,7 @@ def check_evaluation_loaders(student, nodes, world):
             f"the {name} loader reads a different set",
             f"the {name} set",
             f"sample {other[0] % 100 if other else ''} of another",
+            hint="Each loader has its own set, and so has its sampler. Which one is named here?",
         )
         whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
         expect(
@@ -710,7 +755,10 @@ def check_evaluation_loaders(student, nodes, world):
             "a share",
             f"all {size} samples",
         )
-        each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
+        with hinted(
+            "Nothing may be dropped or repeated. Which sampler deals like that, and which number of a rank does it get?"
+        ):
+            each_once(name, [[i - first for i in seen[name]] for seen in ranks], size)
 
 
 # ---------------------------------------------------------------------------------------------------
