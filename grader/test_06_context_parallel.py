@@ -765,7 +765,7 @@ def check_crossed(student):
 
 # Hints for the gradients of a ring, by what they are of.
 STAY = "Queries stay on their rank. What does each step add to their gradient, and from which keys?"
-TRAVEL = "Follow rank 0's keys, step by step. Which ranks have added to their gradient, and where does it end?"
+TRAVEL = "Follow rank 0's keys, step by step. Which ranks have added to their gradient, and where does it end up?"
 
 
 def check_gradients(what, seen, right, rel, dtype, hint=""):
@@ -1574,7 +1574,8 @@ def check_training(told, mine, right, rank):
             "a number",
             loss if isinstance(loss, str) else type(loss).__name__,
             rank,
-            "The caller wants the loss of the whole sequence, as a number. What has each rank of it, and in what?",
+            "The caller wants the loss of the whole sequence, as a number. Which part of it does each rank have, and"
+            " as what?",
         )
         if step == 1:
             check_loss(told, step, loss, good, rank)

@@ -60,7 +60,7 @@ NEEDED = "more than is needed elsewhere"
 
 # Hints for parts of a check that the first hint of its TODO is not about.
 HINTS = {
-    "counts": ("A rank sends every other rank the counts for that rank's own experts. How many numbers are these?"),
+    "counts": "A rank sends every other rank the counts for that rank's own experts. How many numbers are these?",
     "sent": "A row goes to the rank of its expert, and nowhere else. Which rows stay, and is any sent twice?",
     "regroup": "What arrives is ordered by the rank that it comes from. For each row, which expert is it for?",
     "capacity": "How many slots are there? How many does an expert get if all get equally many?",
@@ -226,7 +226,7 @@ def test_todo1_route(student):
 
 # Hints for a wrong choice, by the kind of logits.
 CHOSEN = {
-    "ties": "Of equal logits, the lower number comes first. Which ways to sort keep the order of what is equal?",
+    "ties": "Of equal logits, the lower number comes first. Which sorts keep equal elements in their order?",
     "close": "These logits differ, and in bfloat16 some do not. In which dtype is the product computed?",
     "large": "Softmax makes exact zeros and ones of such logits. Which numbers still tell the experts apart?",
 }
@@ -419,7 +419,7 @@ def check_work(what, seen, due, rank=None, first=0):
             f"one call, {count_of(rows, 'row')}",
             "no call",
             rank,
-            "An expert that is not called has no gradient, not one of zero. Does each of them run, also with no rows?",
+            "An expert that is not called has no gradient, not one of zero. Does each of them run, even with no rows?",
         )
         done = sum(mine["calls"])
         expect(
@@ -1530,7 +1530,7 @@ def check_training(student, world, spread, each, seeds, how, right):
             rank,
             "One number is compared with the serial run's, the other is minimized. What does each consist of?",
         )
-        without, hint = found.get("without", [""])[0], "Does each rank run all of its experts, also without a row?"
+        without, hint = found.get("without", [""])[0], "Does each rank run all of its experts, even without a row?"
         told = f"{told_size}: no gradient reaches {without} on rank {rank}"
         expect(not without, told, "a gradient", "none", rank, hint)
     for number, due in enumerate(right["losses"][:1]):
@@ -1628,7 +1628,7 @@ def check_loss(told_size, ranks, number, due):
     )[max(number - STEPS + 1, 0)]
     hint = (
         "",
-        "Here are more tokens than in a step. From how many does the limit follow: those of this call?",
+        "Here there are more tokens than in a step. Which ones does the limit follow from: those of this call?",
         "A factor of 0.0 is a factor. How does the layer tell that there is none?",
     )[max(number - STEPS + 1, 0)]
     told = f"{told_size}: {which} is not one process's"

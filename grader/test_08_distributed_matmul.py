@@ -135,7 +135,7 @@ HINTS = {
         "The gradients are two more products by cannon. Which size or block in it is right for X and W alone?"
     ),
     "cannon moved": (
-        "A block moves once for the skew, and once in each step but the last. Which moves are one too many?"
+        "A block moves once for the skew, and once in each step but the last. Which move is one too many?"
     ),
     "cannon alive": "What does a rank need at one moment: what it multiplies, what arrives, and what else?",
     "panel": "Take one panel. Which rank of a row has X's, which rank of a column has W's, and what do the others do?",
@@ -143,9 +143,9 @@ HINTS = {
         "For one panel of dX or dW, each rank of a line has a summand. Along which line is it summed, and which rank"
         " keeps the sum?"
     ),
-    "panel moved": "Which panels does a rank have itself? Nothing but the others has to reach it, once in each pass.",
+    "panel moved": "Which panels does a rank have itself? Only the others have to reach it, once in each pass.",
     "panel alive": "When a panel has been used, what still refers to it? The next one takes its place.",
-    "saved": "X and the shard are enough to find all else again, by messages. What more does ctx keep?",
+    "saved": "From X and the shard, everything else can be gathered or computed again. What more does ctx keep?",
     "mlp": "Which block of Y does a layer leave on a rank? The next layer starts from just that.",
     "squared_error": "There are two results. Which one is differentiated, and which one is only printed?",
     "gradient": (
@@ -1447,9 +1447,6 @@ def axes_on_rank(code, rank, world, layers):
 
 def grids_on_rank(code, rank, world, worlds, asked):
     return {
-        "layer_cost": (
-            "W, Y and dX take part. How often does each go around its axis, in how many rounds, and in which pieces?"
-        ),
         "factorings": [plain(code.factorings(n)) for n in worlds],
         "seconds": [
             [plain(code.mlp_seconds(*sizes, tuple(shape), code.Machine(*machine))) for shape in shapes]

@@ -291,7 +291,7 @@ def test_todo2_optimizer(student):
             f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters",
             len(wanted),
             seen["moved"],
-            hint="Of which object do you ask for the parameters? The model is a part of the module.",
+            hint="Whose parameters does it get: the whole module's, or those of a part of it?",
         )
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
@@ -702,8 +702,7 @@ def check_train_loader(student, nodes, world):
                 "no sample twice",
                 twice,
                 hint=(
-                    "Each rank deals itself a share, by its number. Which of its numbers has no other rank, on any"
-                    " node?"
+                    "Each rank takes a share by its number. Which of its numbers does no other rank have, on any node?"
                 ),
             )
             expect(
@@ -712,7 +711,7 @@ def check_train_loader(student, nodes, world):
                 " process reads: is the order shuffled by args.seed and the epoch?",
                 right,
                 seen,
-                hint="One order is dealt to all ranks. By what is it shuffled, and does each rank shuffle alike?",
+                hint="One order is dealt to all ranks. What determines the shuffle, and is it the same on all of them?",
             )
 
 

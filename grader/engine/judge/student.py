@@ -26,6 +26,9 @@ AGAIN = "Is there a tensor that is made once, for all calls? Each result needs o
 IN_PLACE = (
     "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Who else uses that tensor?"
 )
+GIVEN = (
+    "What is given belongs to the caller, with all that is in it. Which line changes it instead of making a new one?"
+)
 
 
 class Request(NamedTuple):
@@ -151,7 +154,7 @@ class Student:
                         event["where"],
                         expected="as it was",
                         seen=change,
-                        hint=IN_PLACE if change == "is written into" else "",
+                        hint=IN_PLACE if change == "is written into" else GIVEN,
                     )
         return None
 
