@@ -6,7 +6,7 @@
 | 2 | f and g | values, gradients, messages, on 1 to 5 ranks, three dtypes |  |
 | 3 | column- and row-parallel layers | beside the serial layer: values, gradients, steps, bytes, messages | 2 |
 | 4 | the MLP | the same; the largest tensor that is made | 2, 3 |
-| 5 | attention by whole heads | the same; heads that do not divide | 2, 3 |
+| 5 | attention by whole heads | the same; heads that cannot be divided | 2, 3 |
 | 6 | the embedding by words | the same | 2, 3 |
 | 7 | the loss where no rank has all logits | values, gradients, messages; the model beside the serial one | 2 to 6 |
 | 8 | gather and scatter along the sequence | values, gradients and messages, on 1 to 4 ranks |  |

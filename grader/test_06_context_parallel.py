@@ -1136,8 +1136,8 @@ def refused_on_rank(code, rank, world, name, grid):
 
 
 def check_refused(student, name, what, parts):
-    """Numbers that do not divide by `parts` times the ranks are refused, in one line that has both, before anything is
-    sent.
+    """Numbers that are not divisible by `parts` times the ranks are refused, in one line that has both, before anything
+    is sent.
     """
     world = student.draw("refused", name).randrange(2, 5)
     grid = range(1, 2 * parts * world + 2)

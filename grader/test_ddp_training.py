@@ -66,7 +66,7 @@ from utils.data import Windows
 
 BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
 
-BATCH = 12  # divides by 1, 2, 3 and 4
+BATCH = 12  # divisible by 1, 2, 3 and 4
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def loaders_on_rank(code, rank, world, shares):
 
 
 def draw_shares(student, world):
-    """Different indices for each rank, in its own order; no length divides by a batch. The first holds a whole
+    """Different indices for each rank, in its own order; no length is divisible by a batch. The first holds a whole
     global batch.
     """
     draw = student.draw("shares", world)

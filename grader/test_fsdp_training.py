@@ -572,7 +572,7 @@ def test_todo4_first_weights(student):
             )
             raise Wrong(
                 f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})",
-                "the weights that a single process draws by --seed",
+                "the weights that a single process draws from --seed",
                 "others",
                 2 * row,
             )

@@ -944,7 +944,7 @@ def test_todo7_norms(student):
                 )
             elif "assign a gradient of size" in fault.message:  # of DTensor.from_local, told of no shape
                 fault.hint = (
-                    "This width does not divide by --shard, and DTensor.from_local takes all shards to be equal. What "
+                    "This width is not divisible by --shard, and DTensor.from_local takes all shards to be equal. What "
                     "p.grad.to_local() gives can be written to, and the gradient stays as large as it was."
                 )
             raise

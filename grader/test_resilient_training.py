@@ -776,7 +776,7 @@ def test_todo8_batch(student):
         expect(
             got == right if right else got == "exit code 2",
             f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
-            right or "exit code 2: the batch does not divide by the ranks",
+            right or "exit code 2: the batch is not divisible by the ranks",
             got,
         )
     check_chain(student)

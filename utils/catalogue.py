@@ -190,9 +190,9 @@ def _checked(found: Model, where: Path | str) -> Model:
     if found.block not in BLOCKS:
         raise Unreadable(f"{where}: block is {found.block!r}; there are {', '.join(BLOCKS)}")
     if not found.head and found.hidden % found.heads:
-        raise Unreadable(f"{where}: {found.hidden} does not divide by {found.heads} heads")
+        raise Unreadable(f"{where}: {found.hidden} is not divisible by {found.heads} heads")
     if found.key_heads and found.heads % found.key_heads:
-        raise Unreadable(f"{where}: {found.heads} heads do not divide by {found.key_heads} heads of keys")
+        raise Unreadable(f"{where}: {found.heads} heads are not divisible by {found.key_heads} heads of keys")
     if found.experts and found.active > found.experts:
         raise Unreadable(f"{where}: a token goes to {found.active} of {found.experts} experts")
     return found

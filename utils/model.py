@@ -78,7 +78,7 @@ class TransformerLM(nn.Module):
         dropout: applied in training mode to embeddings, attention and each half block.
 
     Raises:
-        ValueError: n_heads does not divide dim.
+        ValueError: dim is not divisible by n_heads.
     """
 
     # It has no buffers, and must not get any: DDP broadcasts them in every forward
@@ -95,7 +95,7 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         if dim % n_heads:
-            raise ValueError(f"dim {dim} does not divide by {n_heads} heads")
+            raise ValueError(f"dim {dim} is not divisible by {n_heads} heads")
         # Everything that a checkpoint needs to build the model again.
         self.config = {
             "vocab_size": vocab_size,

@@ -816,7 +816,7 @@ RIGHT = [
         """
     if saved and args.batch_size_per_rank:
         if saved % world_size:
-            fail(f"the run's batch of {saved} does not divide by {world_size} ranks")
+            fail(f"the run's batch of {saved} is not divisible by {world_size} ranks")
         args.batch_size = saved
     else:
         set_batch_size(args, world_size)

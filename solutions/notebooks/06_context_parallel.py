@@ -619,7 +619,7 @@ def ulysses(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, world: int) -> Tenso
     ### BEGIN SOLUTION
     heads = q_BHTK.shape[1]
     if heads % world:
-        raise ValueError(f"{heads} heads do not divide by {world} ranks")
+        raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
     q_BHTK, k_BHTK, v_BHTK = (TokensToHeads.apply(tensor, world) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     out_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return HeadsToTokens.apply(out_BHTK, world)
@@ -759,7 +759,7 @@ def my_share(x_BT: Tensor, y_BT: Tensor, rank: int, world: int) -> tuple[Tensor,
     ### BEGIN SOLUTION
     tokens = x_BT.shape[1]
     if tokens % (2 * world):
-        raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, two for each of {world} ranks")
+        raise ValueError(f"{tokens} tokens cannot be divided into {2 * world} equal pieces, two for each of {world} ranks")
     positions = positions_of(pieces_of(rank, world), tokens // (2 * world))
     return x_BT[:, positions], y_BT[:, positions], positions
     ### END SOLUTION

@@ -240,7 +240,7 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def make_sampler(data: Dataset, mesh: DeviceMesh, seed: int) -> Sampler[int]:
-    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples that do not divide are dropped."""
+    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples left over are dropped."""
     # TODO 3, again: the samples.
     ### BEGIN SOLUTION
     number, players = data_place(mesh)

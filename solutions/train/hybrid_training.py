@@ -515,7 +515,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run has {total_steps}")
+        fail(f"--resume {args.resume}: it has already taken {position['step']} steps, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

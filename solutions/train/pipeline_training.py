@@ -96,7 +96,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_pipeline_flags(parser)
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     check_pipeline(args, launch_environment().world_size)
     return args
 

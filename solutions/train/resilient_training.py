@@ -81,7 +81,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--async-save", action="store_true", help="write checkpoints while training continues")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     return args
 
 
@@ -440,7 +440,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"{folder}: it has made {position['step']} steps already, and this run has {total_steps}")
+        fail(f"{folder}: it has already taken {position['step']} steps, and this run has {total_steps}")
 
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])

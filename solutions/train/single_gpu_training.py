@@ -42,7 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     check_alone("single_gpu_training.py", "ddp_training.py")
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     return args
 
 
