@@ -189,7 +189,7 @@ def check_gradients(what, seen, right, rank, world=WORLD):
 
 
 def scale_of(right):
-    """Beside what a gradient may differ by REL where it is smaller: see REL_OF_ALL."""
+    """Apart from REL, by how much a gradient may differ where it is smaller: see REL_OF_ALL."""
     return REL_OF_ALL / REL * math.sqrt(sum(float(wanted.norm()) ** 2 for wanted in right.values()))
 
 

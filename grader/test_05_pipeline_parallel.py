@@ -803,8 +803,8 @@ def whole_batch(rows, counted):
     minutes=30,
     why=(
         "A mean of means gives a target more weight if its micro-batch has few of them. The loss curve looks right, but"
-        " the model is not the one that a single process trains. And one batch that does not divide makes some rank"
-        " wait for rows that never come."
+        " the model is not the one that a single process trains. And one batch that cannot be divided evenly makes some"
+        " rank wait for rows that never come."
     ),
     hints=(
         "Rows, targets, losses: which must be the same in every micro-batch, and which only add up?",

@@ -170,7 +170,7 @@ def check_moved(told, events, most, why, whose="sends"):
 
 
 class SettledPeak(Storages):
-    """Beside what Storages does, the most bytes that were alive at once."""
+    """In addition to what Storages does, the most bytes that were alive at once."""
 
     def __init__(self, tensors, limit):
         super().__init__(tensors)

@@ -10,7 +10,7 @@
 | 6    | no sample lost                 | batches of intact samples; the error for one that is not intact             |
 | 7    | a mean of nothing              | loss and gradient, for random losses with all, some and no targets          |
 | 8    | work that not every step needs | which rank draws in which steps                                             |
-| 9    | different data                 | draws of 1 to 4 ranks, step by step, beside one process's                   |
+| 9    | different data                 | draws of 1 to 4 ranks, step by step, against one process's                  |
 | 10   | one start                      | weights and buffers on ranks that start apart                               |
 
 Each TODO has a question as well, about the run as given. Its answers come from real runs (torch 2.13, gloo); a verdict
@@ -293,7 +293,7 @@ def test_todo04_compute_loss(student):
                 expect(
                     "2814 bytes" in seen["raised"],
                     "the error that comes out does not say what happened: the cause is lost",
-                    "the model's error, or another one raised from it",
+                    "the model's error, or an error raised from it",
                     seen["raised"],
                     rank,
                 )

@@ -12,7 +12,7 @@
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
 | 9    | one file of the whole model     | who writes; that it loads here, by torch.load(weights_only=True)      |            |
 | 10   | a sharded checkpoint            | its content; how much each rank wrote |            |
-| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 10 |
+| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, resumed on 4, 2 and 1 | 1 – 10 |
 
 Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or without
 the others. Elements and bytes are counted in padded shards: of n rows, S ranks hold ceil(n / S) each.
@@ -1179,7 +1179,7 @@ def same_value(held, value):
     ),
     hints=(
         (
-            "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in beside"
+            "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in with"
             " them."
         ),
         (
@@ -1282,8 +1282,8 @@ def load_sharded_on_rank(code, rank, world, onto):
     further=True,
     needs=tuple(range(1, 11)),
     why=(
-        "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2, and"
-        " the optimizer must keep its moments: without them Adam's first steps are far too long, and the loss jumps."
+        "The next job may get a different number of GPUs. Shards that were written by 4 ranks must be cut anew for"
+        " 2, and the optimizer must keep its moments: without them Adam's first steps are too long, and the loss jumps."
     ),
     hints=(
         "It is TODO 10 in reverse: build the same dictionary, let it be filled, and put its parts back.",

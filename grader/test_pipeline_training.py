@@ -61,7 +61,7 @@ from utils.data import IGNORE, Windows
 from utils.loss import head_loss
 from utils.model import TransformerLM
 
-BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint, beside data parallel"
+BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint; with data parallel"
 
 # A rank's imports of torch.distributed.pipelining and .device_mesh are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.

@@ -238,14 +238,14 @@ def test_todo1_whole(student):
         )
     check_there("save_whole()", ranks)
     check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
-    check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
+    check_content("save_whole(), next to an incomplete folder step-7,", ranks[0]["copied"], parts)
 
 
 def check_there(told, ranks):
     for rank, seen in enumerate(ranks):
         expect(
             seen["there"],
-            f"{told} returns on rank {rank} before step-7 has its name: this rank goes on as if it were saved",
+            f"{told} returns on rank {rank} before step-7 has its name: this rank continues as if it were saved",
             "step-7, when any rank returns",
             "no step-7 yet",
             rank,
@@ -805,7 +805,7 @@ def check_chain(student):
             rows = sorted(row for mine in left for row in list(training(mine).values())[k][0])
             expect(
                 rows == windows[step + k],
-                f"{told} step {step + k + 1} trains on different samples than without a stop",
+                f"{told} step {step + k + 1} does not train on the samples of a run without a stop",
                 f"the samples of step {step + k + 1}",
                 next((f"step {n + 1}'s" for n, other in enumerate(windows) if rows == other), "others"),
             )
@@ -829,7 +829,7 @@ def check_chain(student):
 
 
 def mixed_up(events):
-    """The collectives of one rank that a thread makes by the group of the training step, from begin_save() on."""
+    """The collectives of one rank that a thread makes in the group of the training step, from begin_save() on."""
     begin, step, end, *_ = [number for number, event in enumerate(events) if event["e"] == "mark"]
     of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
     in_thread = [event for event in events[begin:end] if event["e"] == "op" and event.get("aside")]
@@ -1000,7 +1000,7 @@ def test_todo9_background(student):
     check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
     check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
-        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing of it"
+        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing about it"
         expect(seen["error"], told, "the error that result() raises", "no error", rank)
         told = "rank 1 could not write, its disk was full, and there is a folder step-9"
         expect(not seen["torn"], told, "no step-9", "step-9", rank)
@@ -1018,9 +1018,9 @@ def begun(student, world):
     if found := crossed(every, run is not None):
         rank, op = found
         raise Wrong(
-            f"while a thread saves by the group of begin_save(), rank {rank} itself makes {op} by it: the two can take"
+            f"while a thread saves in the group of begin_save(), rank {rank} itself makes {op} in it: the two can take"
             " each other's messages",
-            "nothing else by this group until result() has returned",
+            "nothing else in this group until result() has returned",
             op,
             rank,
         )

@@ -255,7 +255,7 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
     1,
     minutes=25,
     why="Tensor parallelism sends in every layer and waits for it, so its ranks belong on one node. The gradients of "
-    "data parallelism are sent once a step, beside the computation: they can cross the slow links between nodes. And"
+    "data parallelism are sent once a step, during the computation: they can cross the slow links between nodes. And"
     " the ranks of a row compute one result: with different samples, each adds a part of a different sum. Shapes fit,"
     " nothing fails, the loss falls a little, and the model is useless.",
     hints=(

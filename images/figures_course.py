@@ -33,7 +33,7 @@ def black_box() -> Figure:
         write(axes, 13.5, y + 0.35, word, ha="right")
         fill(axes, 13.7, y, 6 * probability, 0.7, BLUE if row < 3 else MIDDLE)
         write(axes, 13.9 + 6 * probability, y + 0.35, f"{probability:.2f}", ha="left")
-    note(axes, 8.5, 0.5, "training moves the weights until real text is likely")
+    note(axes, 8.5, 0.5, "training changes the weights until real text is likely")
     return figure
 
 

@@ -12,7 +12,7 @@ The folder --out is the run: the script resumes from the newest checkpoint in it
 none. Whatever happens in between, the losses are those of a run that was never stopped. No checkpoint is deleted:
 remove old folders step-… yourself, and unfinished-… when no run writes there.
 
-It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that script's
+It builds on fsdp_training (sharded checkpoints with DCP, torch.distributed.checkpoint). It starts as that script's
 solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
 Fill the TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check
 resilient_training` says how far you are.
@@ -25,7 +25,7 @@ In five lines:
 - The global batch and the order of the samples do not depend on the number of ranks.
 
 Papers: the best interval between checkpoints, Young 1974, https://doi.org/10.1145/361147.361115; checkpoints while
-training goes on, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; failures in a run of 54 days
+training continues, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; failures in a run of 54 days
 on 16,384 GPUs, Llama 3, https://arxiv.org/abs/2407.21783 (section 3.3.4).
 """
 

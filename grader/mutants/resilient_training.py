@@ -589,7 +589,7 @@ dist.barrier()
         9,
         "errors are swallowed",
         swap=("    writing.result()\n", "    while not writing.done():\n        time.sleep(0.01)\n"),
-        says="says nothing of it",
+        says="says nothing about it",
     ),
     Answer(
         9,

@@ -104,7 +104,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if args.dropout and args.tp > 1:
         # Ranks must drop the same numbers where they hold copies, and different ones elsewhere: one seed cannot do both.
         parser.error(
-            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: the masks would not be the serial run's"
+            f"--dropout {args.dropout:g} cannot be combined with --tp {args.tp}: the masks would not be the serial run's"
         )
     if args.sequence_parallel and args.seq_len % args.tp:
         parser.error(f"--seq-len {args.seq_len} is not divisible by --tp {args.tp}, which --sequence-parallel needs")
