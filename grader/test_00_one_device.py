@@ -105,7 +105,7 @@ class Descent(torch.optim.SGD):
 
 
 def steps_on_rank(code, rank, world, weight, rate, steps):
-    """What timed_step says of each step: steps have spans, x and y."""
+    """What timed_step returns for each step: steps have spans, x and y."""
     clock = Clock()
     model = Line(weight, clock)
     optimizer = Descent(model.parameters(), lr=rate)

@@ -296,7 +296,7 @@ def predictions_on_rank(code, rank, world, shares):
     ),
 )
 def test_todo1_predictions(student):
-    # Gradients of shares of a mean, in float64, of which float32 would lose digits in the last one, a matrix.
+    # Gradients of shares of a mean, in float64; the last one, a matrix, would lose digits in float32.
     shares = [
         [[[1.0, 2.0], [3.0, 8.0]], [5, 5]],
         [[[1.0, 2.0], [3.0, 8.0]], [3, 1]],
@@ -594,9 +594,9 @@ def test_todo4_overlapped(student):
         seeds = student.seeds(world)
         run = student.call(overlapped_on_rank, world=world, seed=seeds)
         for case, (what, numbers_of_passes) in enumerate(PASSES):
-            everybody = [*range(world)]
+            all_users = [*range(world)]
             mean = student.reference(
-                serial, passes=[[number, everybody] for number in numbers_of_passes], seeds=[*seeds]
+                serial, passes=[[number, all_users] for number in numbers_of_passes], seeds=[*seeds]
             )
             right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
             check_overlapped(f"{what}, on {count_of(world, 'rank')}", right, case, run, world)
@@ -827,7 +827,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
     buckets = fewest(sizes, cap)
     events = [parts(mine)[case] for mine in run.events]
     check_waited(what, events)
-    everybody = all(len(users) == world for _, users in passes)
+    all_users = all(len(users) == world for _, users in passes)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
         *silent, last = parts(events[rank], "backward")
@@ -841,7 +841,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
             )
         check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
-        if everybody:
+        if all_users:
             check_begun_early(what, last, rank, buckets)
 
 
@@ -942,7 +942,7 @@ def test_todo7_accumulate(student):
         what = (
             f"accumulate over {count} micro-batch{'es' if count > 1 else ''}"
             + (f", in step {step + 1} of one reducer" if step else "")
-            + (", one of which occurs twice" if len(set(numbers)) < count else "")
+            + (", and one occurs twice" if len(set(numbers)) < count else "")
         )
         right = student.reference(serial, passes=[[number, [0, 1]] for number in numbers], seeds=[*seeds])
         events = [parts(mine)[step] for mine in run.events]

@@ -166,7 +166,7 @@ def shapes_of(odd=False, layers=1):
         (
             "In float32 a number takes 4 bytes, and AdamW keeps two numbers per parameter. With mixed precision,"
             " weight and gradient take 2 bytes each, and the state has one more number of 4 bytes. The state is"
-            " divided by the number of ranks from stage 1 on, the gradients from stage 2 on, the weights in stage 3."
+            " divided by the number of ranks in stages 1 to 3, the gradients in stages 2 and 3, the weights in stage 3."
         ),
         (
             "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2,"
@@ -1716,7 +1716,7 @@ def check_mixed_numbers(told, steps, ranks, right):
         # Two numbers have the same sum in either order, so the difference is the rounding within a step.
         expect(
             near(seen - right["first"][name], master - right["first"][name], 1e-3),
-            f"{told}: after {steps} steps the masters of {name} are not those of one process",
+            f"{told}: after {steps} steps the masters of {name} differ from one process's",
             f"moved by {moved:.5g}",
             f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
             hint="Follow one number: gradient, mean, step, master. Where is it rounded, or is it another rank's?",

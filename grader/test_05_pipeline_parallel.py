@@ -1945,7 +1945,7 @@ class Body(nn.Module):
         self.embedding = nn.Embedding(7, 5) if first else None
         self.layers = nn.ModuleList(Layer(5, draw, torch.float32, watch) for _ in range(3))
         self.shift, self.norm = Shift(), nn.LayerNorm(5)
-        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # its own weight, beside its children's
+        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # its own weight, in addition to its children's
         for number, layer in enumerate(self.layers):
             layer.tell = lambda kind, number=number: tell.append([kind, number])
         if frozen:
@@ -2020,7 +2020,7 @@ def parts_of(code, first, frozen, last):
     ),
     hints=(
         (
-            "Which gradients does the backward pass compute on its way from the output to the input, and which of them"
+            "Which gradients does the backward pass compute from the output to the input, and which of them"
             " are a layer's starting point for its weights?"
         ),
         (

@@ -1229,7 +1229,7 @@ def check_swaps(told, events, budget):
         waits = [event for event in events[rank] if event["e"] == "op" and event["op"] == "barrier"]
         expect(
             not waits,
-            f"{told}: rank {rank} also waits at a barrier, though the exchanges wait for all that is needed",
+            f"{told}: rank {rank} also waits at a barrier, though the exchanges wait for everything needed",
             "no barrier",
             f"{len(waits)} of them",
             rank,
@@ -1397,7 +1397,7 @@ def trained_serially(seed, world):
     needs=(1, 2, 3, 4),
     why=(
         "With the first weights, a wrong position, target or mask changes the loss in the fourth digit, and an averaged"
-        " gradient not at all: such a run can go on for weeks unnoticed. Only a comparison of its gradients with those"
+        " gradient not at all: such a run can last for weeks unnoticed. Only a comparison of its gradients with those"
         " of one process shows it."
     ),
     hints=(

@@ -469,7 +469,7 @@ def cannon_on_rank(code, rank, world, todo):
 
 
 def refused_on_rank(code, rank, world, todo):
-    """What cannon() says of each grid."""
+    """What cannon() says about each grid."""
     said = []
     for case in todo:
         inside = smaller_world(case["ranks"], rank)
@@ -518,7 +518,7 @@ def check_squares(student):
 
 
 def must_skew(student, side, matrices):
-    """A premise: without the skew a block beside the diagonal is a different one. One of the two may be empty."""
+    """A premise: without the skew a block off the diagonal is a different one. One of the two may be empty."""
     if side == 1:
         return
     blocks = [two_axes_blocks(*matrices, (side, side), rank) for rank in range(side * side)]

@@ -68,7 +68,7 @@ def save_on_rank(code, rank, world):
     torch.save = seen
     code.save_checkpoint_1(nn.Linear(3, 2), {"dim": 3}, path, 7)
     mark(what="returned")
-    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script goes on
+    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script continues
     return sorted(torch.load(path, weights_only=True)["model"]) if path.is_file() else None
 
 
@@ -546,7 +546,7 @@ def test_todo08_note(student):
     hints=(
         "Compare the checksums of the ranks. What in the draw depends on the rank?",
         "All ranks can make the same draw, of the whole batch, and each take a part of it.",
-        "torch.randint(…, (batch_size,), …), then every world-th from rank on.",
+        "torch.randint(…, (batch_size,), …), then every world-th, starting with number rank.",
     ),
 )
 def test_todo09_starts(student):

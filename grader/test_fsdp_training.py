@@ -10,7 +10,7 @@
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |
 | 7    | bfloat16                        | dtypes and bytes of what goes between the ranks; dtype of the shards  |            |
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
-| 9    | one file of the whole model     | who writes; that it loads here, by torch.load(weights_only=True)      |            |
+| 9    | one file of the whole model     | which rank writes; that torch.load(weights_only=True) can read it     |            |
 | 10   | a sharded checkpoint            | its content; how much each rank wrote |            |
 | 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, resumed on 4, 2 and 1 | 1 – 10 |
 

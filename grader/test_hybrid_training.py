@@ -873,7 +873,7 @@ def test_todo6_divide(student):
         factor = dp * shard / sum(counts)
         for rank, seen in enumerate(run.evidence):
             for name, grad in seen["grads"].items():
-                # Numbers of targets may become float32 on their way: 6e-8 of them.
+                # Numbers of targets may become float32 in a message: 6e-8 of them.
                 check_part(f"{told}, after divide_gradients", name, grad, right[name] * factor, rank, rel=1e-6)
             own = counts[rank // tp % (dp * shard)]
             expect(

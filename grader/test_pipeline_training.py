@@ -9,7 +9,7 @@
 | 5    | a batch through the pipeline    | gradients and losses on 3 ranks; evaluate() on 2 × 2, where shares differ and one is empty | |
 | 6    | gradients over the data axis    | sum_gradients() on 2 × 2, 1 × 3 and 3 × 1 ranks; messages           |       |
 | 7    | the norm of the whole gradient  | clip_gradients() on 2 × 2 and 3 × 1 ranks                           |       |
-| 8    | one file of the whole model     | who writes; that it loads here, twice, by torch.load(weights_only=True) | |
+| 8    | one file of the whole model     | which rank writes; torch.load(weights_only=True) reads it here, twice | |
 | 9    | the grid, samples, the whole run | make_mesh() on 6 ranks, make_samplers(); main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
 The checks cut the stages themselves, except in TODO 1: so each TODO can be judged without the others.

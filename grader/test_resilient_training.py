@@ -385,7 +385,7 @@ ONTO = (3, 2, 1)  # ranks that restore what 2 have saved
 
 
 def small(ranks, seed, steps):
-    """A sharded model, and an optimizer that has made some steps."""
+    """A sharded model, and an optimizer that has taken some steps."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -434,7 +434,7 @@ def restore_on_rank(code, rank, world, files):
             torch.manual_seed(1000 + rank)
             try:
                 position = code.restore(model, optimizer, dict(FRESH), folder)
-            except dcp.api.CheckpointException as error:  # which says of no rank why
+            except dcp.api.CheckpointException as error:  # which gives no rank's reason
                 left[str(ranks)] = {"refused": str(next(iter(error.failures.values()))[0]).splitlines()[0]}
                 dist.destroy_process_group()
                 continue
@@ -950,7 +950,7 @@ def full_disk(*args):
     why=(
         "Writing a large model's checkpoint takes minutes, and the GPUs wait. Copying it to CPU memory takes a"
         " second; from then on it can be written while training continues. But the checkpoint must hold the state of"
-        " one step, and the messages for saving must not mix with those of training."
+        " one step, and the messages for saving must not mix with the training's."
     ),
     hints=(
         "Which part of TODO 1 can happen now, and which only when everything is written? The second part belongs in"
@@ -1193,7 +1193,7 @@ def test_todo11_again(student):
             f"{unit.name}: the training is done, and the batch file ends as if it had failed{last_words(seen['done'])}",
             "exit code 0",
             f"exit code {seen['done']['code']}",
-            hint="A batch file's exit code is its last command's; that of `[ … ] && command` is 1 if the answer is no.",
+            hint="A batch file's exit code is its last command's; `[ … ] && command` has 1 if the answer is no.",
         )
         for call in seen["limit"]["asked"]:
             check_handed_on(unit, call)

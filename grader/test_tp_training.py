@@ -260,7 +260,7 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
     " nothing fails, the loss falls a little, and the model is useless.",
     hints=(
         "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row. And two ranks "
-        "that split a layer must read the same samples: which of their two coordinates do they have in common?",
+        "that split a layer must read the same samples: which of their two coordinates is the same?",
         "The last axis of init_device_mesh(device.type, (rows, columns), mesh_dim_names=…) takes consecutive ranks. "
         "The samplers' rank is a coordinate on one axis, and their world size that axis's length.",
         "DistributedSampler(train, num_replicas=…, rank=…, shuffle=True, seed=args.seed, drop_last=True) and "
@@ -596,7 +596,7 @@ def stream_of(seed, sizes):
 
 
 def words_apart(model, sizes, seed, mesh, cut, y):
-    """The head on a plain stream, of which a rank has its tokens where it is cut; the loss with another weight."""
+    """The head on a plain stream: a rank has its own tokens where the stream is cut; the loss with another weight."""
     from torch.distributed.tensor import DTensor
 
     h = stream_of(seed, sizes)

@@ -7,7 +7,7 @@ EXPERTS = (BLUE, ORANGE, GREEN, PINK)
 
 
 def experts() -> Figure:
-    """A token's way through a block with four experts, of which the router chooses two."""
+    """A token's way through a block with four experts; the router chooses two."""
     figure, axes = canvas(11.2)
     middle = 6.0
     note(axes, 0.3, middle + 1.1, "token", ha="left")
@@ -47,7 +47,7 @@ def experts() -> Figure:
 
 
 def expert_dispatch() -> Figure:
-    """Two ranks with two experts each: rows sorted, exchanged, regrouped, computed, and on their way back."""
+    """Two ranks with two experts each: rows sorted, exchanged, regrouped, computed, and returned."""
     figure, axes = canvas(14.6)
     chosen = ((2, 0, 3, 0), (1, 2, 0, 2))  # the expert of each of a rank's four slots
     sorts = [sorted(range(4), key=lambda slot, mine=mine: mine[slot]) for mine in chosen]

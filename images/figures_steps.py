@@ -37,7 +37,7 @@ def ddp_frame(
 ) -> Figure:
     """The three devices: weights of three layers, four samples, a loss, and gradients, "own", "mean" or none, by layer.
 
-    `sent` has the layers whose gradients are on their way; `sending` is what else is: "weights".
+    `sent` has the layers whose gradients are being sent; `sending` says what else is: "weights".
     """
     figure, axes = devices(12.6, says)
     for rank, colour in enumerate(RANKS):

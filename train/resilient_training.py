@@ -9,7 +9,7 @@ More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
 
 The folder --out is the run: the script resumes from the newest checkpoint in it, and starts from scratch if there is
-none. Whatever happens in between, the losses are those of a run that was never stopped. No checkpoint is deleted:
+none. Whatever happens in between, the run has the losses of a run that was never stopped. No checkpoint is deleted:
 remove old folders step-… yourself, and unfinished-… when no run writes there.
 
 It builds on fsdp_training (sharded checkpoints with DCP, torch.distributed.checkpoint). It starts as that script's

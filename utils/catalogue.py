@@ -1,7 +1,7 @@
 """Machines and models by name: the files in `utils/machines` and `utils/models`, and your own files of that kind.
 
 A machine's file has pairs, `number = [value, "where it is from"]`, a model's the fields of `Model`. A model may also be
-a `config.json`, as Hugging Face keeps beside a model's weights.
+a `config.json`, as Hugging Face keeps with a model's weights.
 """
 
 import difflib

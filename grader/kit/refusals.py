@@ -14,7 +14,7 @@ def check_refusals(
     words: Callable[..., Iterable[Any]] = lambda *case: (),
     error: str = "ValueError",
 ) -> None:
-    """`ranks`: on each rank, (case, what `raised` says of it); cases of both kinds are among them. `refused(*case)`:
+    """`ranks`: on each rank, (case, what `raised` says about it); cases of both kinds are among them. `refused(*case)`:
     whether it must be refused. `told(*case)`: the call, in words. `words(*case)`: numbers and names that the error's
     text must have, in one line; if there are none, any text will do.
     """

@@ -856,7 +856,7 @@ for p, part in zip(parameters, parts):
         10,
         "masters are set back to what was rounded",
         [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
-        says="are not those of one process",
+        says="differ from one process's",
     ),
     Answer(10, "not written back", [None, None, "pass"]),
     Answer(

@@ -188,7 +188,7 @@ check("00_one_device/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[float, float]:
     """FLOPs of a token in the forward pass and in the backward pass of the course's model, with its fused head."""
-    # TODO 3: Count the FLOPs of a step. First those of one token, separately for the two passes.
+    # TODO 3: Count the FLOPs of a step. First, for one token, separately for the two passes.
     ### BEGIN SOLUTION
     blocks = layers * (2 * 12 * dim**2 + 4 * dim * seq_len)
     head = 6 * vocabulary * dim

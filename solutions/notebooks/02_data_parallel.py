@@ -273,7 +273,7 @@ def communication_ends(ready: list[float], seconds: list[float]) -> float:
 
 
 def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
-    """Average each gradient as soon as it is ready, in every backward pass from now on.
+    """Average each gradient as soon as it is ready, in every later backward pass.
 
     Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
     """

@@ -260,7 +260,7 @@ def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
 def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
+    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts that start with number r L."""
     # TODO 4, again: the whole exchange. Each expert is called once.
     # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION

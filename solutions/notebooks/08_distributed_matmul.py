@@ -712,7 +712,7 @@ for name in CORNERS:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def axes_of(layer: int) -> Axes:
-    """The axes of a layer's product, from layer 0 on, whose axes are 0 (inner), 1 (outer) and 2 (depth)."""
+    """The axes of a layer's product; layer 0, the first, has axes 0 (inner), 1 (outer) and 2 (depth)."""
     # TODO 6: Train an MLP whose second layer is transposed. First, which axis is which, for any number of layers.
     ### BEGIN SOLUTION
     return Axes(inner=0, outer=1) if layer % 2 == 0 else Axes(inner=1, outer=0)

@@ -219,7 +219,7 @@ check("10_strategy/2")
 # line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times length is at most a
 # node's GPUs, the line uses `machine.inside`.
 #
-# A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it goes on to the
+# A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it moves to the
 # next. It has `node // stride` members in a node (at least 1), and as many network adapters: each rank gets that many
 # times `machine.between.bandwidth`, at most `machine.inside.bandwidth`, with the latency of `machine.between`. `pp` and
 # `ep` use one adapter.
