@@ -509,7 +509,8 @@ for tokens in (1024, 4096, 16384):
     print(f"FSDP with {tokens:6,} tokens per GPU: {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s per GPU")
 million = 4e6
 for scheme in ("fsdp", "fsdp float32"):
-    print(f"{scheme}: with batches of 4 million tokens, communication dominates on {overtaken_at(million, scheme, CLUSTER)} GPUs or more")
+    gpus = overtaken_at(million, scheme, CLUSTER)
+    print(f"{scheme}: with batches of 4 million tokens, communication takes longer than computing on {gpus} GPUs")
 
 # %% [markdown]
 # So **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at once. Without
