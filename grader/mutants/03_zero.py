@@ -445,7 +445,7 @@ for p, part in zip(parameters, parts):
             "global kept\nkept =  reduce_to_shards([p.grad for p in parameters], world)\nfor part, shard in zip(parts, shards):",
         ),
         edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),),
-        says="beside weights",
+        says="apart from weights",
     ),
     Answer(
         4,
@@ -886,7 +886,7 @@ for p, part in zip(parameters, parts):
             + "\nglobal kept\nkept = [p.grad for p in parameters]",
             None,
         ],
-        says="beside weights",
+        says="apart from weights",
     ),
     Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), None, None], says="options"),
     Answer(

@@ -930,7 +930,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         12,
         "the seed is not used",
         [GENERATORS.replace("seed + 1 + rank", "1 + rank").replace("manual_seed(seed)", "manual_seed(0)"), None, None],
-        says="another seed",
+        says="a different seed",
     ),
     Answer(
         12,
