@@ -168,7 +168,7 @@ def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) ->
 
 
 def settled(engine: Engine) -> list[psutil.Process]:
-    """What still runs beside the fork-server, zombies aside. A killed process takes a moment to vanish."""
+    """What still runs apart from the fork-server and zombies. A killed process takes a moment to vanish."""
     deadline = time.monotonic() + 0.5
     while (left := descendants(engine.server.process.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)

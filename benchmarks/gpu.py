@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --peak 989
 
-It runs the commands below one after the other, shows how long each took and how it ended, and goes on whatever fails.
+It runs the commands below one after the other, shows how long each took and how it ended, and continues whatever fails.
 What they print is kept in --out. --peak is for your GPU's TFLOP/s in bfloat16: 989 of an H100 or H200, 312 of an A100.
 """
 

@@ -1,10 +1,10 @@
-"""How fast a class is graded, and whether each mark is right; beside it `nbgrader autograde` of the same notebooks.
+"""How fast a class is graded, and whether each mark is right; compared with `nbgrader autograde` of the same notebooks.
 
     python benchmarks/grading.py                 a class of 6, on one worker and on two
     python benchmarks/grading.py --students 8 --nbgrader 2
 
-The class: solved, as given, half done, one wrong answer in each lesson (those of grader/mutants/), and hostile
-(those of tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
+The class: solved, as given, half done, one wrong answer in each lesson (from grader/mutants/), and hostile
+(from tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
 all else is right. nbgrader grades the first few of the same notebooks, one after the other, as it does. Its time is
 that of all its processes' CPU, and so is
 ours: both are given by the kernel.

@@ -1,4 +1,4 @@
-"""Losses of runs over four axes beside those of one process, 50 steps: python benchmarks/hybrid_training.py [shape …]
+"""Losses of runs over four axes against one process's, 50 steps: python benchmarks/hybrid_training.py [shape …]
 
 For each shape, such as "--pp 2 --shard 2 --tp 2": the largest relative difference of any line of metrics.jsonl (losses
 of steps, epochs, validation and test) from the serial script's. AdamW, a text of random words, four blocks. Eight

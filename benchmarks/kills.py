@@ -7,7 +7,7 @@ worth.
 Each time `./workbook run tp_training` (solved) starts on two ranks and saves every few steps. One of its processes is
 killed at a moment drawn over the whole length of a run, so also while torch is being imported, or as soon as a save has
 begun. Then the clock runs until neither torchrun nor a rank is left; the run is resumed from its newest whole
-checkpoint; and its losses are compared with those of a run that was not killed. The exit code is 1 if a process is left
+checkpoint; and its losses are compared with a run's that was not killed. The exit code is 1 if a process is left
 after ten seconds, or a loss differs.
 """
 
@@ -66,7 +66,7 @@ def main() -> None:
         began = time.monotonic()
         finish(start(course, "whole"))
         length, wanted = time.monotonic() - began, losses(course.folder / "whole")
-        assert sorted(wanted) == list(range(1, STEPS + 1)), "the run that nobody kills has no loss for each step"
+        assert sorted(wanted) == list(range(1, STEPS + 1)), "the run that is not killed has no loss for each step"
         console.print(f"a run of {STEPS} steps takes {length:.0f} s here")
         found = []
         for number in range(args.moments):
@@ -84,7 +84,7 @@ def main() -> None:
 def killed(course: Course, name: str, whom: str, moment: float, save: int, wanted: dict[int, float]) -> Killed:
     """Kill one of a run's processes after so many seconds, or while step `save` is saved; resume it, and compare.
 
-    A process that is not there yet is killed as soon as it is; if the run is over before, another one is begun.
+    A process that is not there yet is killed as soon as it is; if the run ends before, another run is started.
     """
     out = course.folder / name
     run = start(course, name)
@@ -123,7 +123,7 @@ def start(course: Course, name: str, *more: str) -> subprocess.Popen:
 
 def finish(run: subprocess.Popen) -> None:
     if code := run.wait(PATIENCE):
-        raise SystemExit(f"a run that nobody killed ended with exit code {code}")
+        raise SystemExit(f"a run that was not killed ended with exit code {code}")
 
 
 def losses(out: Path) -> dict[int, float]:

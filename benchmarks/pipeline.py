@@ -2,13 +2,13 @@
 
     python benchmarks/pipeline.py
 
-The functions are those of the reference solution, solutions/notebooks/05_pipeline_parallel.py.
+The functions come from the reference solution, solutions/notebooks/05_pipeline_parallel.py.
 
 - `bubbles` runs each schedule on four ranks with eight micro-batches. The stages' work is to wait, 160 ms each for F, I
   and W (a chunk's 80 ms), so that two cores show the bubble of four devices; they should do little else. The measured
   bubble must be within a tenth of the formula's.
-- `losses` trains the course's model for 50 steps by each schedule on 2 and 4 ranks, beside one process.
-- `speed` trains it on two ranks, in turns by the lesson's 1F1B and by torch's, each step from barrier to barrier.
+- `losses` trains the course's model for 50 steps by each schedule on 2 and 4 ranks, against one process.
+- `speed` trains it on two ranks, in turns with the lesson's 1F1B and torch's, each step from barrier to barrier.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def train(rank: int, world: int, names: list[str], steps: int) -> dict[str, list
 
 def losses(args: argparse.Namespace, console: Console) -> dict:
     right = on_ranks(train, 1, ["serial"], args.steps)["serial"]
-    title = f"{args.steps} steps of SGD beside one process, whose loss goes from {right[0]:.3f} to {right[-1]:.3f}"
+    title = f"{args.steps} steps of SGD against one process, whose loss goes from {right[0]:.3f} to {right[-1]:.3f}"
     table = Table("ranks", "schedule", "largest relative difference of a loss", title=title, title_justify="left")
     result = {}
     for world in (2, 4):
@@ -162,7 +162,7 @@ def losses(args: argparse.Namespace, console: Console) -> dict:
 
 
 def race(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each step on this rank, by the lesson's 1F1B and by torch's."""
+    """Seconds of each step on this rank, with the lesson's 1F1B and with torch's."""
     lesson = functions("05_pipeline_parallel")
     costs = lesson["costs_of_pieces"](args.layers, args.dim, args.length, args.vocab)
     stages, now = {}, {}
@@ -238,9 +238,7 @@ def main() -> None:
     parser.add_argument(
         "--wait", type=float, default=0.16, help="bubbles: seconds of F, of I and of W; of a chunk, half"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="bubbles: runs of each schedule, of which the shortest counts"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="bubbles: runs of each schedule; the shortest counts")
     parser.add_argument("--png", type=Path, help="bubbles: draw the timelines, predicted and measured, into this file")
     parser.add_argument("--steps", type=int, default=50, help="losses: steps of training")
     parser.add_argument("--pairs", type=int, default=9, help="speed: timed pairs of steps, after two that are not")

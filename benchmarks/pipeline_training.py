@@ -1,4 +1,4 @@
-"""Losses of pipelines over 50 steps beside those of one process: python benchmarks/pipeline_training.py
+"""Losses of pipelines over 50 steps against one process's: python benchmarks/pipeline_training.py
 
 For each number of ranks, stages and schedule: the largest relative difference of any line of metrics.jsonl (losses of
 steps, epochs, validation and test) from the serial script's. AdamW, a text of random words, four or eight blocks.

@@ -1,12 +1,12 @@
-"""What a fault costs a run of resilient_training: steps lost, seconds until it goes on, and what it does to the losses.
+"""What a fault costs a run of resilient_training: steps lost, seconds until it continues, and the losses.
 
     python benchmarks/resilience.py [FAULT …]
     python benchmarks/resilience.py --moments 20       # one run, killed at 20 random moments
     python benchmarks/resilience.py --operations       # killed before each file operation of a save
 
-Each fault meets a run that saves every 10 steps, on two processes unless it says otherwise. "Goes on" is the first step
-after the newest checkpoint, by the clock from the fault on; what restarts the command is torchrun (--max-restarts) or
-this script, at once. The losses are compared with those of a run that was never stopped, step by step.
+Each fault meets a run that saves every 10 steps, on two processes unless it says otherwise. "Continues" is the first
+step after the newest checkpoint, in seconds from the fault; what restarts the command is torchrun (--max-restarts) or
+this script, at once. The losses are compared with a run's that was never stopped, step by step.
 """
 
 import argparse
@@ -204,7 +204,7 @@ FAULTS = {
 
 def suffer(out: Path, fault: str) -> tuple[int, float, dict[int, float]]:
     """A run that meets a fault once or several times, to its end. Returns the most steps lost, the most seconds until
-    it goes on, and its losses.
+    it continues, and its losses.
     """
     strike, options, (first, *later) = FAULTS[fault]
     log, lost, seconds = out.parent / f"{out.name}.log", [], []
@@ -248,7 +248,7 @@ def main() -> None:
         if start(straight, 2, flags=longer).wait(PATIENCE):
             raise RuntimeError((Path(folder) / "straight.log").read_text()[-2000:])
         right = losses(straight)
-        print("| fault | steps lost | seconds until it goes on | largest difference of losses |\n|---|---|---|---|")
+        print("| fault | steps lost | seconds until it continues | largest difference of losses |\n|---|---|---|---|")
         if args.moments:
             show_moments(Path(folder), right, args.moments, random.Random(args.seed))
         if args.operations:

@@ -1,4 +1,4 @@
-"""Seconds of an all-reduce: the ring of 01_collectives' reference solution, beside the library's.
+"""Seconds of an all-reduce: the ring of 01_collectives' reference solution, against the library's.
 
     python benchmarks/ring.py
 

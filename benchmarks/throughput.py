@@ -1,11 +1,11 @@
-"""Tokens per second of the course's model, beside a plain GPT of the same size.
+"""Tokens per second of the course's model, against a plain GPT of the same size.
 
     python benchmarks/throughput.py
 
 Both train on the same random tokens, in turns, in one process: one step of one, one step of
 the other. The plain one is built as in nanoGPT (github.com/karpathy/nanoGPT, model.py): one
 matrix for q, k and v, the head tied to the embedding, all logits at once, `cross_entropy`.
-With several dtypes ours is shown beside the plain one in its own, and in the first of them.
+With several dtypes ours is compared with the plain one in its own, and in the first of them.
 The table shows medians, and the ratio of each pair with its spread.
 """
 

@@ -1,4 +1,4 @@
-"""What `./workbook run` says of runs that hang, die, or are only slow; and what watching costs.
+"""What `./workbook run` says about runs that hang, die, or are only slow; and what watching costs.
 
     python benchmarks/watching.py                      # three faults, and three healthy runs of some minutes
     python benchmarks/watching.py --cost --pairs 9     # CPU seconds of a step of ddp_training, with and without it
@@ -44,7 +44,7 @@ class Plant(NamedTuple):
 
 
 def in_step(code: str) -> Plant:
-    """What is done at the end of step 5; `SECONDS` are those of a delay."""
+    """What is done at the end of step 5; `SECONDS` are a delay's."""
     lines = "".join(f"            {line}\n" for line in [NOTE, *code.split("\n")])
     return Plant(STEP, f"{STEP}        if step == 5:\n{lines}")
 
@@ -220,7 +220,7 @@ def main() -> None:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--slow", type=float, default=240, help="seconds for which a healthy run stands still")
-    parser.add_argument("--patience", type=float, default=180, help="seconds after which run tells of a standstill")
+    parser.add_argument("--patience", type=float, default=180, help="seconds after which run reports a standstill")
     parser.add_argument("--cost", action="store_true", help="measure what watching costs")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=12, help="of a block")

@@ -2,7 +2,7 @@
 
     python benchmarks/zero.py
 
-The functions are those of the reference solution, solutions/notebooks/03_zero.py. Both train the course's model on the
+The functions come from the reference solution, solutions/notebooks/03_zero.py. Both train the course's model on the
 same batches, on ranks that talk by gloo, in turns: one step of one, one step of the other, each from barrier to
 barrier. The losses must agree. The table shows medians, and the ratio of each pair with its spread.
 """

@@ -105,7 +105,7 @@ class Descent(torch.optim.SGD):
 
 
 def steps_on_rank(code, rank, world, weight, rate, steps):
-    """What timed_step says of each step: steps have spans, x and y."""
+    """What timed_step returns for each step: steps have spans, x and y."""
     clock = Clock()
     model = Line(weight, clock)
     optimizer = Descent(model.parameters(), lr=rate)
@@ -173,10 +173,10 @@ def by_hand(steps, weight, rate):
         "Go through the four phases in order. What does each of them call, and when does the next one begin?",
         (
             "loss.backward() adds to each parameter's .grad; optimizer.zero_grad() empties them; optimizer.step() uses"
-            " them. A scalar tensor's .item() is its number. Four phases have five borders."
+            " them. A scalar tensor's .item() is its number. Four phases have five boundaries."
         ),
         (
-            "Note clock() at each border, then subtract each from the next. The gradients may be emptied at any"
+            "Read clock() at each boundary, then subtract each from the next. The gradients may be emptied at any"
             " moment except between the backward pass and the optimizer's step."
         ),
     ),
@@ -216,7 +216,7 @@ def test_todo2_phases(student):
         for phase in PHASES:
             expect(
                 math.isclose(found["seconds"][phase], step["spans"][phase], abs_tol=1e-9),
-                f"the seconds of “{phase}” in step {number} are not those that it took",
+                f"the seconds of “{phase}” in step {number} are not the time that it took",
                 step["spans"][phase],
                 found["seconds"][phase],
             )
@@ -242,7 +242,7 @@ def test_todo2_phases(student):
         ),
         (
             "Count blocks and head separately: the blocks' forward FLOPs double in the backward pass; the head's are"
-            " all in one phase. MFU is the FLOPs done in a second, divided by those that could be done."
+            " all in one phase. MFU is the FLOPs done in a second, divided by the FLOPs that the device could do."
         ),
     ),
 )
@@ -340,7 +340,7 @@ def test_todo4_roofline(student):
         "context parallelism each divide different kinds of these numbers."
     ),
     hints=(
-        "Go through the text's list kind by kind, and count numbers first; bytes come at the end.",
+        "Go through the text's list item by item, and count numbers first; bytes come at the end.",
         (
             "For each token, all blocks keep what one keeps, L times; then the norm's input and the head's gradient for"
             " the token. The gradient of the head's weight does not depend on the tokens."
@@ -373,8 +373,8 @@ def test_todo5_memory(student):
         hints={
             "kept_bytes": "Which of the text's numbers grow with the tokens, and which with the layers? One depends on "
             "neither.",
-            "most_sequences": "What is left when the model has taken its bytes? Only whole sequences fit, and never "
-            "fewer than none.",
+            "most_sequences": "What is left when the model has taken its bytes? Only whole sequences fit, and "
+            "the number is never negative.",
         },
     )
 
@@ -441,8 +441,8 @@ def efficiencies_on_rank(code, rank, world, cases):
             " on n devices has two parts, and one device alone would take longer for one of them."
         ),
         (
-            "A speed-up is the time on one device divided by that on n. Write both times down for a step of length 1,"
-            " in f and n. For fixed_share, solve Amdahl's formula for f."
+            "A speed-up is the time on one device divided by the time on n. Write both times down for a step of length"
+            " 1, in f and n. For fixed_share, solve Amdahl's formula for f."
         ),
     ),
 )
@@ -499,8 +499,8 @@ def decisions_on_rank(code, rank, world, cases):
     needs=(5,),
     minutes=20,
     why=(
-        "More devices cost money, energy and complexity. The course teaches how to use many; this is how to know that"
-        " you need them."
+        "More devices cost money, energy and complexity. The course teaches how to use many; here you find out"
+        " whether you need them."
     ),
     hints=(
         "Two questions, in this order: does it fit? And does it take too long?",
@@ -523,7 +523,7 @@ def test_todo8_decide(student):
         (0.79, 0.2, 0.3),  # just one sequence fits
         (0.3, 0.1, 1.3),
         (0.6, 0.05, 7.5),
-        (0.9, 0.2, 0.5),  # the model fits, a sequence beside it does not
+        (0.9, 0.2, 0.5),  # the model fits, but no sequence with it
         (1.9, 0.4, 0.5),  # more devices by the sequence's room
         (3.7, 0.1, 0.2),
         (1.5, 0.3, 9.5),  # the deadline takes more devices than the memory

@@ -2,14 +2,14 @@
 
 | TODO | achievement                                  | evidence                                                     | needs |
 |------|----------------------------------------------|--------------------------------------------------------------|-------|
-| 1    | what three collectives return on each rank   | predictions beside the real ones; the inputs stay            |       |
+| 1    | what three collectives return on each rank   | predictions against real calls; the inputs stay              |       |
 | 2    | rank, node, local rank                       | what the launcher tells ranks; and machines of other sizes   |       |
 | 3    | broadcast by a tree                          | values; N - 1 messages; their rounds; the predicted rounds   |       |
 | 4, 5 | reduce-scatter and all-gather by a ring      | values; size, neighbours and rounds of all messages          |       |
 | 6    | all-reduce from the two                      | the same; the predicted bytes                                | 4, 5  |
 | 7    | all-to-all                                   | the same                                                     |       |
 | 8    | what ring and tree cost                      | the formulas                                                 |       |
-| 9    | alpha and beta, and a time predicted by them | points on a line, and points beside it                       |       |
+| 9    | alpha and beta, and a time predicted by them | points on a line, and points off it                          |       |
 
 TODOs 3 to 7 run on 1 to 9 ranks, on vectors of several dtypes, whose lengths divide, do not divide, or are smaller than
 the number of ranks. No verdict depends on the clock. Messages have the worst timing that is allowed: they arrive
@@ -87,9 +87,9 @@ def predict_on_rank(code, rank, world, mine):
             " position by position."
         ),
         (
-            "torch.stack puts the vectors below each other, .sum(dim=0) adds them up; torch.cat joins them; .chunk cuts"
-            " a vector into equal pieces. A list comprehension makes one result for each rank, and .clone() a copy in"
-            " new memory."
+            "torch.stack puts the vectors one below the other, .sum(dim=0) adds them up; torch.cat joins them; .chunk"
+            " cuts a vector into equal pieces. A list comprehension makes one result for each rank, and .clone() a copy"
+            " in new memory."
         ),
         (
             "all_reduce: a clone of the sum for each rank. all_gather: torch.cat of the inputs for each rank."
@@ -178,7 +178,7 @@ MACHINES = ((1, 4), (2, 1), (2, 4), (5, 3), (3, 6))  # nodes, ranks per node
     minutes=10,
     why=(
         "The rank says which part of the work is mine, the local rank which GPU is mine. Messages that leave a node are"
-        " slower, so schemes that communicate much are placed within nodes."
+        " slower, so schemes that communicate a lot are placed within nodes."
     ),
     hints=(
         (

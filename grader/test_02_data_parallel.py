@@ -198,7 +198,7 @@ def check_gradients(what, seen, right, rank, world=WORLD):
 
 
 def scale_of(right):
-    """Beside what a gradient may differ by REL where it is smaller: see REL_OF_ALL."""
+    """Apart from REL, by how much a gradient may differ where it is smaller: see REL_OF_ALL."""
     return REL_OF_ALL / REL * math.sqrt(sum(float(wanted.norm()) ** 2 for wanted in right.values()))
 
 
@@ -310,7 +310,7 @@ def predictions_on_rank(code, rank, world, shares):
     ),
 )
 def test_todo1_predictions(student):
-    # Gradients of shares of a mean, in float64, of which float32 would lose digits in the last one, a matrix.
+    # Gradients of shares of a mean, in float64; the last one, a matrix, would lose digits in float32.
     shares = [
         [[[1.0, 2.0], [3.0, 8.0]], [5, 5]],
         [[[1.0, 2.0], [3.0, 8.0]], [3, 1]],
@@ -617,9 +617,9 @@ def test_todo4_overlapped(student):
         seeds = student.seeds(world)
         run = student.call(overlapped_on_rank, world=world, seed=seeds)
         for case, (what, numbers_of_passes) in enumerate(PASSES):
-            everybody = [*range(world)]
+            all_users = [*range(world)]
             mean = student.reference(
-                serial, passes=[[number, everybody] for number in numbers_of_passes], seeds=[*seeds]
+                serial, passes=[[number, all_users] for number in numbers_of_passes], seeds=[*seeds]
             )
             right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
             check_overlapped(f"{what}, on {count_of(world, 'rank')}", right, case, run, world)
@@ -860,7 +860,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
     buckets = fewest(sizes, cap)
     events = [parts(mine)[case] for mine in run.events]
     check_waited(what, events)
-    everybody = all(len(users) == world for _, users in passes)
+    all_users = all(len(users) == world for _, users in passes)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
         *silent, last = parts(events[rank], "backward")
@@ -874,16 +874,16 @@ def check_bucketed(what, right, case, run, world, cap, passes):
                 "sync says whether this pass is the step's last one. Which part of a hook's work is for the last one"
                 " alone?",
             )
-        with hinted(bucketed_hint(passes, everybody)):
+        with hinted(bucketed_hint(passes, all_users)):
             check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
-        if everybody:
+        if all_users:
             check_begun_early(what, last, rank, buckets)
 
 
-def bucketed_hint(passes, everybody):
+def bucketed_hint(passes, all_users):
     """For a wrong gradient after these passes."""
-    if not everybody:
+    if not all_users:
         return "Where a rank does not use a layer, no hook is called. What does finish() do in its place, on that rank?"
     if len(passes) > 1:
         return "What passes without sync have left is in p.grad. What of it is in the vector when that is sent?"
@@ -987,7 +987,7 @@ def test_todo7_accumulate(student):
         what = (
             f"accumulate over {count} micro-batch{'es' if count > 1 else ''}"
             + (f", in step {step + 1} of one reducer" if step else "")
-            + (", one of which occurs twice" if len(set(numbers)) < count else "")
+            + (", and one occurs twice" if len(set(numbers)) < count else "")
         )
         right = student.reference(serial, passes=[[number, [0, 1]] for number in numbers], seeds=[*seeds])
         events = [parts(mine)[step] for mine in run.events]

@@ -6,12 +6,12 @@
 | 2    | a tensor cut into shards, and joined    | values; which tensors share memory; bytes of a shard                                          |         |
 | 3    | many tensors by one collective          | values and number of collectives on 3 and 2 ranks, in float32 and float64                      | 2       |
 | 4    | stage 1: each rank steps its part       | bytes held, bytes sent, losses of AdamW over 10 steps on 2 ranks; weights under SGD on 3       | 2, 3    |
-| 5    | the state dictionary of a plain optimizer | beside one process's; loaded into a new optimizer, and gone on with                          | 2, 3    |
+| 5    | the state dictionary of a plain optimizer | compared with one process's; loaded into a new optimizer, which continues                   | 2, 3    |
 | 6    | stage 2: gradients reduced when ready   | as of 4, SGD alone; whole gradients alive in the backward pass; two backward passes a step     | 2, 3    |
 | 7    | bytes a rank sends, predicted           | the formulas                                                                                   |         |
 | 8    | a unit made whole, and freed            | values, bytes, collectives; autograd's view of it                                              | 2, 3    |
 | 9    | stage 3: through the whole step         | as of 4 and 6; weights alive in forward pass, backward pass and evaluation                     | 2, 3, 8 |
-| 10   | bfloat16 weights by float32 masters     | masters beside one process's, on 2 and 3 ranks; bytes held; dtypes sent                 | 2, 3    |
+| 10   | bfloat16 weights by float32 masters     | masters against one process's, on 2 and 3 ranks; bytes held; dtypes sent                | 2, 3    |
 
 The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of
 which some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
@@ -167,7 +167,7 @@ def shapes_of(odd=False, layers=1):
         (
             "In float32 a number takes 4 bytes, and AdamW keeps two numbers per parameter. With mixed precision,"
             " weight and gradient take 2 bytes each, and the state has one more number of 4 bytes. The state is"
-            " divided by the number of ranks from stage 1 on, the gradients from stage 2 on, the weights in stage 3."
+            " divided by the number of ranks in stages 1 to 3, the gradients in stages 2 and 3, the weights in stage 3."
         ),
         (
             "(4, 4, 8) or (2, 2, 12). Then each of them times parameters / world if its stage (weights 3, gradients 2,"
@@ -696,8 +696,8 @@ def check_held(told, seen, limits, rank, whole):
         expect(least <= seen[kind], less, f"{least:,} bytes", f"{seen[kind]:,} bytes", rank, too_little)
     expect(
         seen["other"] == 0,
-        f"{told}, rank {rank} holds {seen['other']:,} bytes beside weights, gradients and optimizer state: temporary"
-        " tensors are still there",
+        f"{told}, rank {rank} holds {seen['other']:,} bytes apart from weights, gradients and optimizer state:"
+        " temporary tensors are still there",
         "0 bytes",
         f"{seen['other']:,} bytes",
         rank,
@@ -1141,7 +1141,7 @@ def equal(state, other):
     further=True,
     needs=(2, 3),
     why=(
-        "Jobs end, and the next one may get another number of GPUs. If only the same ranks can read a checkpoint of"
+        "Jobs end, and the next one may get a different number of GPUs. If only the same ranks can read a checkpoint of"
         " parts, it is lost with them. A run that resumes without its averages makes a step of the wrong size, which"
         " shows as a jump in the loss."
     ),
@@ -1730,7 +1730,7 @@ def check_masters(told, mine, rank):
         "bfloat16",
         mine["dtype of weights"],
         rank,
-        "The model goes on computing with the same weight tensors: only their numbers are new.",
+        "The model keeps computing with the same weight tensors: only their numbers are new.",
     )
 
 
@@ -1771,7 +1771,7 @@ def check_mixed_numbers(told, steps, ranks, right):
         # Two numbers have the same sum in either order, so the difference is the rounding within a step.
         expect(
             near(seen - right["first"][name], master - right["first"][name], 1e-3),
-            f"{told}: after {steps} steps the masters of {name} are not those of one process",
+            f"{told}: after {steps} steps the masters of {name} differ from one process's",
             f"moved by {moved:.5g}",
             f"moved by {(seen - right['first'][name]).norm():.5g}, and {(seen - master).norm():.2g} away",
             hint="Follow one number: gradient, mean, step, master. Where is it rounded, or is it another rank's?",

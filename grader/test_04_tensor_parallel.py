@@ -4,11 +4,11 @@
 |------|-------------|----------|-------|
 | 1 | the batch at which TP and FSDP send equally much | the formula |  |
 | 2 | f and g | values, gradients, messages, on 1 to 5 ranks, three dtypes |  |
-| 3 | column- and row-parallel layers | beside the serial layer: values, gradients, steps, bytes, messages | 2 |
+| 3 | column- and row-parallel layers | against the serial layer: values, gradients, steps, bytes, messages | 2 |
 | 4 | the MLP | the same; the largest tensor that is made | 2, 3 |
-| 5 | attention by whole heads | the same; heads that do not divide | 2, 3 |
+| 5 | attention by whole heads | the same; heads that cannot be divided | 2, 3 |
 | 6 | the embedding by words | the same | 2, 3 |
-| 7 | the loss where no rank has all logits | values, gradients, messages; the model beside the serial one | 2 to 6 |
+| 7 | the loss where no rank has all logits | values, gradients, messages; the model against the serial one | 2 to 6 |
 | 8 | gather and scatter along the sequence | values, gradients and messages, on 1 to 4 ranks |  |
 | 9 | gradients of what saw some tokens only | values; the model with sequence parallelism | 2 to 8 |
 | 10 | bytes kept of a block | the formula |  |
@@ -212,7 +212,7 @@ def test_todo10_activations(student):
     minutes=15,
     further=True,
     why=(
-        "On every machine so far, tensor parallelism stops at the border of the node. With three numbers of a"
+        "On every machine so far, tensor parallelism stops at the boundary of the node. With three numbers of a"
         " new machine you can say where it stops there."
     ),
     hints=(
@@ -334,8 +334,8 @@ NONE_DUE = "nothing has to be sent there"
 
 
 def check_border(student, trials, right, hint_forward="", hint_sent=""):
-    """Judge functions at a border. The hints are for the forward pass and for the messages, where the TODO's first one
-    is not.
+    """Judge functions at a boundary. The hints are for the forward pass and for the messages, where the TODO's first
+    one is not.
 
     Args:
         trials: (ranks, name, shape, shape of the output, dtype, turned, whether the last rank has zeros, bytes sent
@@ -610,8 +610,8 @@ class Largest(TorchDispatchMode):
 
 
 def layer_on_rank(code, rank, world, own, kind, seed, **sizes):
-    """The student's layer beside what the serial one would do. Marked cases: made, forward, the question whether all
-    is right, backward, steps.
+    """The student's layer compared with what the serial one would do. Marked cases: made, forward, the question whether
+    all is right, backward, steps.
     """
     whole = made(kind, seed, **sizes)
     x, upstream = given(kind, seed, sizes["width"], sizes["inner"])
@@ -992,9 +992,9 @@ JOIN = "Here `join` is a different function from g. Is it the one that is called
 
 
 def joined_on_rank(code, rank, world, own, seed):
-    """A row-parallel layer of rank 1 of 2, whose summand is joined by tripling it."""
+    """A row-parallel layer of rank 1 of 2, whose partial sum is joined by tripling it."""
     layer = code.RowLinear(made("row", seed, 4, 6, 1, True, None), 1, 2)
-    y = layer(given("row", seed, 4, 6)[0][..., 3:], lambda summand: 3 * summand)
+    y = layer(given("row", seed, 4, 6)[0][..., 3:], lambda partial: 3 * partial)
     return {"fault": fault_of(y, (3, 7, 4)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
 
 
@@ -1107,10 +1107,10 @@ def refused_on_rank(code, rank, world, own, most):
 
 
 def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
-    """With borders of the check's own: how often each is called, and on what."""
+    """With the check's own boundary functions: how often each is called, and on what."""
     calls = {"enter": [], "join": []}
 
-    def border(name, x):
+    def boundary(name, x):
         calls[name].append(list(x.shape) if isinstance(x, torch.Tensor) else None)
         return 2 * x
 
@@ -1118,8 +1118,8 @@ def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
         made(kind, seed, width, inner, heads, False, None),
         rank,
         world,
-        lambda x: border("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
-        lambda x: border("join", x),
+        lambda x: boundary("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
+        lambda x: boundary("join", x),
     )
     y = layer(given(kind, seed, width, inner)[0])
     # No "fault", at which all ranks would have to stop.
@@ -1127,24 +1127,24 @@ def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
 
 
 def serial_borders(kind, seed, width, inner, heads):
-    """What the ranks' outputs add up to: each rank's summand is joined by doubling it."""
+    """What the ranks' outputs add up to: each rank's partial sum is joined by doubling it."""
     x = given(kind, seed, width, inner)[0]
     return 2 * made(kind, seed, width, inner, heads, False, None)(2 * torch.cat([x, x], dim=1)).detach()
 
 
 @hinted(BORDERS)
 def check_borders_used(student, done):
-    """The boundary functions come as arguments: others than f and g are used as well."""
+    """The boundary functions come as arguments: boundary functions other than f and g are used as well."""
     ((_, sizes, ranks, _),) = done[borders_on_rank]
     name = LAYER[sizes["kind"]][0]
     for rank, mine in enumerate(ranks):
-        for border in ("enter", "join"):
+        for boundary in ("enter", "join"):
             expect(
-                len(mine[border]) == 1,
-                f"{name} made with another `{border}` than {'f' if border == 'enter' else 'g'} calls it "
-                f"{len(mine[border])} times in a forward pass",
+                len(mine[boundary]) == 1,
+                f"{name} made with a different `{boundary}` from {'f' if boundary == 'enter' else 'g'} calls it "
+                f"{len(mine[boundary])} times in a forward pass",
                 "once",
-                f"{len(mine[border])} times",
+                f"{len(mine[boundary])} times",
                 rank,
             )
         expect(
@@ -1202,7 +1202,7 @@ def test_todo6_embedding(student):
 
 
 def joined_words_on_rank(code, rank, world, own, seed, words, width):
-    """An embedding of rank 1 of 2, whose summand is joined by tripling it."""
+    """An embedding of rank 1 of 2, whose partial sum is joined by tripling it."""
     layer = code.ParallelEmbedding(made("embedding", seed, width, words, 1, False, None), 1, 2, lambda rows: 3 * rows)
     return {"y": as_evidence(layer(torch.arange(words)[None]))}
 
@@ -1964,24 +1964,31 @@ def check_repeated(told, mine, rank):
         "A product of two dtypes has the larger one. Which of the factors is not in the dtype of x?",
     )
     told = f"the same seed gives rank {rank} a different mask the second time"
-    expect(mine["again"], told, "the same mask", "another one", rank, SEEDS)
-    expect(not mine["seed"], f"another seed gives rank {rank} the same mask", "another mask", "the same", rank, SEEDS)
+    expect(mine["again"], told, "the same mask", "a different one", rank, SEEDS)
+    expect(
+        not mine["seed"],
+        f"a different seed gives rank {rank} the same mask",
+        "a different mask",
+        "the same",
+        rank,
+        SEEDS,
+    )
 
 
 @hinted(SEEDS)
 def check_same_masks(ranks):
-    """The common generator gives all ranks one mask, their own give each another."""
+    """The common generator gives all ranks one mask, their own give each a different one."""
     for rank, mine in enumerate(ranks):
         common, own = mine["masks"][0]["y"], mine["masks"][2]["y"]
         expect(
             torch.equal(common, ranks[0]["masks"][0]["y"]),
             f"the generator that should be the same on all ranks gives rank {rank} a different mask from rank 0's",
             "the same mask",
-            "another one",
+            "a different one",
             rank,
         )
         told = f"rank {rank}'s own generator draws the common mask"
-        expect(not torch.equal(own, common), told, "another one", "the same", rank)
+        expect(not torch.equal(own, common), told, "a different one", "the same", rank)
         for other in range(rank):
             told = f"ranks {other} and {rank} draw the same mask from their own generators"
             expect(not torch.equal(own, ranks[other]["masks"][2]["y"]), told, "different masks", "the same", rank)
@@ -2002,8 +2009,8 @@ def check_many(draws):
         )
         expect(
             common not in drawn,
-            f"{told}, rank {drawn.index(common) if common in drawn else 0}'s own generator draws as the common one",
-            "another one",
+            f"{told}, rank {drawn.index(common) if common in drawn else 0}'s own generator draws like the common one",
+            "a different one",
             "the same",
         )
 

@@ -803,8 +803,8 @@ def whole_batch(rows, counted):
     minutes=30,
     why=(
         "A mean of means gives a target more weight if its micro-batch has few of them. The loss curve looks right, but"
-        " the model is not the one that a single process trains. And one batch that does not divide makes some rank"
-        " wait for rows that never come."
+        " the model is not the one that a single process trains. And one batch that cannot be divided evenly makes some"
+        " rank wait for rows that never come."
     ),
     hints=(
         "Rows, targets, losses: which must be the same in every micro-batch, and which only add up?",
@@ -1945,7 +1945,7 @@ class Body(nn.Module):
         self.embedding = nn.Embedding(7, 5) if first else None
         self.layers = nn.ModuleList(Layer(5, draw, torch.float32, watch) for _ in range(3))
         self.shift, self.norm = Shift(), nn.LayerNorm(5)
-        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # its own weight, beside its children's
+        self.scale = nn.Parameter(torch.randn(5, generator=draw))  # its own weight, in addition to its children's
         for number, layer in enumerate(self.layers):
             layer.tell = lambda kind, number=number: tell.append([kind, number])
         if frozen:
@@ -2020,7 +2020,7 @@ def parts_of(code, first, frozen, last):
     ),
     hints=(
         (
-            "Which gradients does the backward pass compute on its way from the output to the input, and which of them"
+            "Which gradients does the backward pass compute from the output to the input, and which of them"
             " are a layer's starting point for its weights?"
         ),
         (

@@ -2,14 +2,14 @@
 
 | TODO | achievement                 | evidence                                                         | needs   |
 |------|-----------------------------|------------------------------------------------------------------|---------|
-| 1    | attention in pieces         | each function beside float64; pieces hidden in part and wholly   |         |
+| 1    | attention in pieces         | each function against float64; pieces hidden in part and wholly   |         |
 | 2    | keys and values rotate      | values on 1 to 8 ranks; messages; bytes alive on 3 ranks and 8   | 1       |
 | 3    | gradients travel back       | a block's gradients; all on 1 to 6 ranks; memory saved | 1, 2    |
 | 4    | the causal mask, in zig-zag | blocks cover each visible pair once; values, gradients, work of each | 1, 2, 3 |
 | 5    | exchanges hidden            | as 2 and 3; products between the start and the wait              | 1, 2, 3 |
 | 6    | Ulysses                     | both swaps, values, gradients on 1 to 8 ranks; bytes sent, alive |         |
 | 7    | costs, predicted            | the formulas                                                     |         |
-| 8    | the model, dealt out        | losses, gradients, weights of the serial run; activations alive  | 1 to 4  |
+| 8    | the model, distributed      | losses, gradients, weights of the serial run; activations alive  | 1 to 4  |
 
 The reference is one process that has the whole sequence, in float64. Each rank draws its own queries, keys and values,
 with a seed that no other rank knows. Their memory layout is the model's: heads and tokens swapped, so not contiguous.
@@ -1188,8 +1188,8 @@ def refused_on_rank(code, rank, world, name, grid):
 
 
 def check_refused(student, name, what, parts):
-    """Numbers that do not divide by `parts` times the ranks are refused, in one line that has both, before anything is
-    sent.
+    """Numbers that are not divisible by `parts` times the ranks are refused, in one line that has both, before anything
+    is sent.
     """
     world = student.draw("refused", name).randrange(2, 5)
     grid = range(1, 2 * parts * world + 2)
@@ -1291,7 +1291,7 @@ def check_swaps(told, events, budget):
         waits = [event for event in events[rank] if event["e"] == "op" and event["op"] == "barrier"]
         expect(
             not waits,
-            f"{told}: rank {rank} also waits at a barrier, though the exchanges wait for all that is needed",
+            f"{told}: rank {rank} also waits at a barrier, though the exchanges wait for everything needed",
             "no barrier",
             f"{len(waits)} of them",
             rank,
@@ -1348,7 +1348,7 @@ def check_alive(told, ranks, unit, most):
         ),
         (
             "(world - 1, 2 * (world - 1) * nbytes); (4, 4 * (world - 1) / world * nbytes); the largest number up to "
-            "available by which heads % ranks == 0; itemsize * flops / (2 * bandwidth), "
+            "available for which heads % ranks == 0; itemsize * flops / (2 * bandwidth), "
             "twice that if causal."
         ),
     ),
@@ -1470,7 +1470,7 @@ def trained_serially(seed, world):
     needs=(1, 2, 3, 4),
     why=(
         "With the first weights, a wrong position, target or mask changes the loss in the fourth digit, and an averaged"
-        " gradient not at all: such a run can go on for weeks unnoticed. Only a comparison of its gradients with those"
+        " gradient not at all: such a run can last for weeks unnoticed. Only a comparison of its gradients with those"
         " of one process shows it."
     ),
     hints=(
@@ -1482,7 +1482,7 @@ def trained_serially(seed, world):
             "my_share: positions_of(pieces_of(rank, world), size) with size = tokens // (2 * world); x[:, positions],"
             " y[:, positions], positions. use_ring: a function of q, k and v that calls RingAttention.apply with"
             " in_zigzag(rank, world, q.shape[2] // 2). backward_pass: count targets with (y != IGNORE).sum(),"
-            " all_reduce a clone of it; loss = model(x, y, positions) * mine / everybody's."
+            " all_reduce a clone of it; loss = model(x, y, positions) * mine / all_counts."
         ),
         (
             "loss.backward(); for parameter in model.parameters(): dist.all_reduce(parameter.grad); total ="

@@ -5,7 +5,7 @@
 | 1    | router: gates, experts, probabilities | values, dtypes, gradients; ties; bfloat16; large logits    |        |
 | 2    | the mixture on one process            | values, all gradients, rows that each expert computed      |        |
 | 3    | rows brought to their experts         | order, counts, rows, bytes on 1 to 7 ranks, and in groups  |        |
-| 4    | results combined, gradients sent back | beside one process on 1 to 8 ranks; rows computed; bytes   | 3      |
+| 4    | results combined, gradients sent back | against one process on 1 to 8 ranks; rows computed; bytes  | 3      |
 | 5    | capacity                              | the formula; which slots are kept                          |        |
 | 6    | the balancing loss over all ranks     | value, gradient, bytes; unequal numbers of tokens          |        |
 | 7    | groups; whose gradients are averaged  | members of groups; gradients and bytes                     |        |
@@ -440,7 +440,7 @@ def check_work(what, seen, due, rank=None, first=0):
 
 
 def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0, dtype=torch.float32):
-    """Gradients of the inputs and of the experts, beside those that the reference has. The gates are in float32, all
+    """Gradients of the inputs and of the experts, compared with the reference's. The gates are in float32, all
     else is in `dtype`.
     """
     spoken = {"h": "the tokens", "gates": "the gates"}

@@ -6,13 +6,13 @@
 | 2    | products cut along one axis         | results, forward and backward; bytes sent, on 1 to 8 ranks       |       |
 | 3    | Cannon's algorithm                  | the same on 1, 4 and 9; bytes alive; messages at their worst     | 1     |
 | 4    | SUMMA                               | tables of 1 to 8 ranks; bytes that arrive, bytes alive           | 1     |
-| 5    | AxoNN's product on three axes       | boxes of 1 to 8 ranks; bytes kept; FSDP and Megatron beside it   | 1     |
-| 6    | an MLP, its second layer transposed | losses and gradients beside one process's; bytes sent     | 1, 5  |
+| 5    | AxoNN's product on three axes       | boxes of 1 to 8 ranks; bytes kept; compared with FSDP, Megatron  | 1     |
+| 6    | an MLP, its second layer transposed | losses and gradients against one process's; bytes sent    | 1, 5  |
 | 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
 | 8    | when the network sets the pace      | the formulas                                                     |       |
 
 The matrices of TODOs 2 to 5 hold small whole numbers: their products are exact in any order of the sums, so that
-results must be equal, not close. m, k and n differ, and seldom divide; some blocks are empty. A rank is given its own
+results must be equal, not close. m, k and n differ, and are seldom divisible; some blocks are empty. A rank is given its own
 blocks and nothing else.
 
 On 2 × 2 ranks, left and right are the same, and Cannon without its skew is right on the diagonal: so 3 × 3 ranks run,
@@ -163,7 +163,7 @@ HINTS = {
 
 
 def check_results(told, names, ranks, rights, dtype="float32", hint=""):
-    """What each rank's function returned, one tensor or as many as there are names, beside what is right of each."""
+    """What each rank's function returned, one tensor or as many as there are names, against what is right of each."""
     if len(names) == 1:
         ranks, rights = [[seen] for seen in ranks], [[right] for right in rights]
     for rank, seen in enumerate(ranks):
@@ -216,7 +216,7 @@ def check_moved(told, events, most, why, whose="sends", hint=""):
 
 
 class SettledPeak(Storages):
-    """Beside what Storages does, the most bytes that were alive at once."""
+    """In addition to what Storages does, the most bytes that were alive at once."""
 
     def __init__(self, tensors, limit):
         super().__init__(tensors)
@@ -289,7 +289,7 @@ def places_on_rank(code, rank, world, lengths, shapes):
         ),
         (
             "A piece starts after the pieces before it, and the first few are longer. The remainders of divmod come"
-            " last axis first. A line starts at the rank whose coordinate on this axis is 0, and goes on in steps of"
+            " last axis first. A line starts at the rank whose coordinate on this axis is 0, and continues in steps of"
             " one stride."
         ),
     ),
@@ -515,7 +515,7 @@ def cannon_on_rank(code, rank, world, todo):
 
 
 def refused_on_rank(code, rank, world, todo):
-    """What cannon() says of each grid."""
+    """What cannon() says about each grid."""
     said = []
     for case in todo:
         inside = smaller_world(case["ranks"], rank)
@@ -568,7 +568,7 @@ def check_squares(student):
 
 
 def must_skew(student, side, matrices):
-    """A premise: without the skew a block beside the diagonal is a different one. One of the two may be empty."""
+    """A premise: without the skew a block off the diagonal is a different one. One of the two may be empty."""
     if side == 1:
         return
     blocks = [two_axes_blocks(*matrices, (side, side), rank) for rank in range(side * side)]
@@ -588,8 +588,8 @@ def must_skew(student, side, matrices):
     needs=(1,),
     why=(
         "Without the skew, blocks that do not match meet on every rank except the diagonal; and since the "
-        "diagonal is right, a look at rank 0 shows nothing. Cannon's is the oldest product that holds only a "
-        "few blocks, and the ring of ring attention works in the same way."
+        "diagonal is right, looking at rank 0 reveals nothing. Cannon's algorithm is the oldest that holds "
+        "only a few blocks, and the ring of ring attention works in the same way."
     ),
     hints=(
         (
@@ -603,8 +603,8 @@ def must_skew(student, side, matrices):
             "side) arrives, and block(k, side, index) tells its size."
         ),
         (
-            "A loop of `side` steps, each with two exchanges and one product. Source and destination are as "
-            "far away as each other, in opposite directions."
+            "A loop of `side` steps, each with two exchanges and one product. Source and destination are "
+            "equally far away, in opposite directions."
         ),
     ),
 )
@@ -700,7 +700,7 @@ def check_cannon(plan, seen, forward):
         hint=HINTS["cannon moved"],
     )
     if seen[0]["limit"]:
-        why = "beside its own blocks it needs two more of X and of W, and two of the result's size"
+        why = "apart from its own blocks it needs two more of X and of W, and two of the result's size"
         check_alive(told, seen, why, HINTS["cannon alive"])
 
 
@@ -873,13 +873,13 @@ def check_summa(plan, seen, forward, backward):
     check_alive(
         told,
         [mine["forward"] for mine in seen],
-        "beside its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
+        "apart from its blocks it needs two panels of each matrix at most, and two tensors of the result's size",
         HINTS["panel alive"],
     )
     check_alive(
         f"{told}, backward",
         [mine["backward"] for mine in seen],
-        "beside its blocks and gradients it needs two panels of each matrix and of each gradient at most",
+        "apart from its blocks and gradients it needs two panels of each matrix and of each gradient at most",
         HINTS["panel alive"],
     )
 

@@ -5,7 +5,7 @@
 | 1    | bytes between nodes, the best order        | the count, for drawn boxes, nodes and bytes; the order's bytes, also where a rule is wrong |       |
 | 2    | the mesh; neighbours in the pipeline       | meshes on 8, 6 and 5 ranks, wherever "pp" stands                | 1     |
 | 3    | the samples and tokens of each rank      | samples by rank over two epochs; tokens and their places        |       |
-| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks beside one process's; bytes sent | 2 |
+| 4    | each axis's gradients                      | the table; all gradients of a model on 1, 3, 6 and 8 ranks against one process's; bytes sent | 2 |
 | 5    | the norm of the whole gradient             | the norm, for drawn gradients in pieces; bytes sent             |       |
 """  # noqa: E501
 
@@ -215,8 +215,8 @@ def test_todo1_orders(student):
                 }
                 taken = known(count, ends | {"rings are not closed": crossing(placed, sent, node, rings=())})
                 look = (
-                    "Look at a line of pp alone: which ranks have a next one, and what crosses the border between two "
-                    "stages?"
+                    "Look at a line of pp alone: which ranks have a next one, and what crosses the boundary between "
+                    "two stages?"
                 )
                 raise Wrong(
                     f"bytes_between_nodes in the order {' × '.join(order)} is wrong for {told}{taken and f': {taken}'}",
@@ -745,7 +745,7 @@ def taken_for(right, parts, sizes, cut, some, tied):
         wrongs[f"added up along {axis}, and not averaged"] = right * sizes.get(axis, 1)
     wrongs["averaged along cp, where parts add up"] = right / sizes.get("cp", 1)
     if cut:
-        wrongs["added up along tp, though each rank has another part"] = parts.sum(0)
+        wrongs["added up along tp, though each rank has a different part"] = parts.sum(0)
     elif some:
         wrongs["averaged along tp, where parts add up"] = right / sizes["tp"]
     else:

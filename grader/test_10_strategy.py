@@ -427,7 +427,7 @@ def timed_pairs(draw):
         (
             "A line spans its own size times the sizes of all axes inside it. An axis takes bytes / "
             "(bandwidth * link_share) + messages * latency. Work that overlaps costs only the time by which "
-            "it is longer than the work beside it."
+            "it is longer than the work that hides it."
         ),
         (
             'step_seconds: "computing", then took[axis] for tp, ep and pp; max(0.0, …) for what overlaps. The'

@@ -10,7 +10,7 @@
 | 6    | no sample lost                 | batches of intact samples; the error for one that is not intact             |
 | 7    | a mean of nothing              | loss and gradient, for random losses with all, some and no targets          |
 | 8    | work that not every step needs | which rank draws in which steps                                             |
-| 9    | different data                 | draws of 1 to 4 ranks, step by step, beside one process's                   |
+| 9    | different data                 | draws of 1 to 4 ranks, step by step, against one process's                  |
 | 10   | one start                      | weights and buffers on ranks that start apart                               |
 
 Each TODO has a question as well, about the run as given. Its answers come from real runs (torch 2.13, gloo); a verdict
@@ -68,7 +68,7 @@ def save_on_rank(code, rank, world):
     torch.save = seen
     code.save_checkpoint_1(nn.Linear(3, 2), {"dim": 3}, path, 7)
     mark(what="returned")
-    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script goes on
+    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script continues
     return sorted(torch.load(path, weights_only=True)["model"]) if path.is_file() else None
 
 
@@ -293,7 +293,7 @@ def test_todo04_compute_loss(student):
                 expect(
                     "2814 bytes" in seen["raised"],
                     "the error that comes out does not say what happened: the cause is lost",
-                    "the model's error, or another one raised from it",
+                    "the model's error, or an error raised from it",
                     seen["raised"],
                     rank,
                 )
@@ -546,7 +546,7 @@ def test_todo08_note(student):
     hints=(
         "Compare the checksums of the ranks. What in the draw depends on the rank?",
         "All ranks can make the same draw, of the whole batch, and each take a part of it.",
-        "torch.randint(…, (batch_size,), …), then every world-th from rank on.",
+        "torch.randint(…, (batch_size,), …), then every world-th, starting with number rank.",
     ),
 )
 def test_todo09_starts(student):

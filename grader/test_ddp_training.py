@@ -66,7 +66,7 @@ from utils.data import Windows
 
 BUILDS = "process group, samplers, loaders, wrapping, one loss and one checkpoint for all ranks; its batch files"
 
-BATCH = 12  # divides by 1, 2, 3 and 4
+BATCH = 12  # divisible by 1, 2, 3 and 4
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def loaders_on_rank(code, rank, world, shares):
 
 
 def draw_shares(student, world):
-    """Different indices for each rank, in its own order; no length divides by a batch. The first holds a whole
+    """Different indices for each rank, in its own order; no length is divisible by a batch. The first holds a whole
     global batch.
     """
     draw = student.draw("shares", world)
@@ -729,7 +729,7 @@ def check_means(student, nodes, world):
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
         for rank, values in enumerate(ranks):
             value = values[case]
-            if math.isclose(value, right, rel_tol=1e-12):  # both are float64, of which 1e-15 is the last digit
+            if math.isclose(value, right, rel_tol=1e-12):  # both are float64, with a last digit of 1e-15
                 continue
             if math.isclose(value, means[rank], rel_tol=1e-6):
                 what = f"it is rank {rank}'s own mean: nothing is reduced over the ranks"
@@ -827,7 +827,7 @@ def test_todo9_epoch(student):
     minutes=10,
     needs=(1, 2),
     why=(
-        "If each of a thousand ranks prints a line, nobody can read the output; one line is enough, since all ranks"
+        "If each of a thousand ranks prints a line, no one can read the output; one line is enough, since all ranks"
         " have the same numbers."
     ),
     hints=(

@@ -10,9 +10,9 @@
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |
 | 7    | bfloat16                        | dtypes and bytes of what goes between the ranks; dtype of the shards  |            |
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
-| 9    | one file of the whole model     | who writes; that it loads here, by torch.load(weights_only=True)      |            |
+| 9    | one file of the whole model     | which rank writes; that torch.load(weights_only=True) can read it     |            |
 | 10   | a sharded checkpoint            | its content; how much each rank wrote |            |
-| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, and gone on with on 4, 2 and 1 | 1 – 10 |
+| 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, resumed on 4, 2 and 1 | 1 – 10 |
 
 Models here are sharded by the check itself, unless sharding is being checked: so a TODO can be judged before or without
 the others. Elements and bytes are counted in padded shards: of n rows, S ranks hold ceil(n / S) each.
@@ -594,7 +594,7 @@ def test_todo4_first_weights(student):
                 what, hint = FIRST["repeated"]
             raise Wrong(
                 f"the first {name} {what} (ranks {2 * row} and {2 * row + 1} of {world})",
-                "the weights that a single process draws by --seed",
+                "the weights that a single process draws from --seed",
                 "others",
                 2 * row,
                 hint,
@@ -1229,7 +1229,7 @@ def same_value(held, value):
     ),
     hints=(
         (
-            "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in beside"
+            "First get the two state dicts, of sharded tensors; then one call writes them. The position goes in with"
             " them."
         ),
         (
@@ -1340,8 +1340,8 @@ def load_sharded_on_rank(code, rank, world, onto):
     further=True,
     needs=tuple(range(1, 11)),
     why=(
-        "The next job may get another number of GPUs. Shards that were written by 4 ranks must be cut anew for 2, and"
-        " the optimizer must keep its moments: without them Adam's first steps are far too long, and the loss jumps."
+        "The next job may get a different number of GPUs. Shards that were written by 4 ranks must be cut anew for"
+        " 2, and the optimizer must keep its moments: without them Adam's first steps are too long, and the loss jumps."
     ),
     hints=(
         "It is TODO 10 in reverse: build the same dictionary, let it be filled, and put its parts back.",

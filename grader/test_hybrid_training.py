@@ -85,7 +85,7 @@ CPU = torch.device("cpu")
 
 
 def made_args(code, **flags):
-    """Arguments as parse_args gives them, for any number of ranks: what flags must fulfil is not asked here."""
+    """Arguments as parse_args gives them, for any number of ranks: conditions on flags are not checked here."""
     argv = "--batch-size 24 --seq-len 12 --dim 24 --heads 12 --layers 12".split()
     world, code.check_hybrid = code.check_hybrid, lambda args, ranks: None
     args = code.parse_args(argv)
@@ -873,7 +873,7 @@ def test_todo6_divide(student):
         factor = dp * shard / sum(counts)
         for rank, seen in enumerate(run.evidence):
             for name, grad in seen["grads"].items():
-                # Numbers of targets may become float32 on their way: 6e-8 of them.
+                # Numbers of targets may become float32 in a message: 6e-8 of them.
                 check_part(f"{told}, after divide_gradients", name, grad, right[name] * factor, rank, rel=1e-6)
             own = counts[rank // tp % (dp * shard)]
             expect(
@@ -942,9 +942,9 @@ def test_todo7_norms(student):
                     "These ranks have unequal parts of something that is cut. A parameter that is whole on each of them"
                     " has the same size everywhere: which parameters are that?"
                 )
-            elif "assign a gradient of size" in fault.message:  # of DTensor.from_local, told of no shape
+            elif "assign a gradient of size" in fault.message:  # raised by DTensor.from_local without a shape
                 fault.hint = (
-                    "This width does not divide by --shard, and DTensor.from_local takes all shards to be equal. What "
+                    "This width is not divisible by --shard, and DTensor.from_local takes all shards to be equal. What "
                     "p.grad.to_local() gives can be written to, and the gradient stays as large as it was."
                 )
             raise

@@ -45,7 +45,7 @@ BUILDS = "the same with PyTorch Lightning: steps, devices and nodes, strategy, s
 
 PACKAGE = "lightning"
 
-BATCH = 12  # divides by 1, 2, 3 and 4
+BATCH = 12  # divisible by 1, 2, 3 and 4
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second a node has fewer than there are
 
 

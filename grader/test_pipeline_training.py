@@ -9,7 +9,7 @@
 | 5    | a batch through the pipeline    | gradients and losses on 3 ranks; evaluate() on 2 × 2, where shares differ and one is empty | |
 | 6    | gradients over the data axis    | sum_gradients() on 2 × 2, 1 × 3 and 3 × 1 ranks; messages           |       |
 | 7    | the norm of the whole gradient  | clip_gradients() on 2 × 2 and 3 × 1 ranks                           |       |
-| 8    | one file of the whole model     | who writes; that it loads here, twice, by torch.load(weights_only=True) | |
+| 8    | one file of the whole model     | which rank writes; torch.load(weights_only=True) reads it here, twice | |
 | 9    | the grid, samples, the whole run | make_mesh() on 6 ranks, make_samplers(); main() on 4 and 2 ranks against the serial run | 1 – 8 |
 
 The checks cut the stages themselves, except in TODO 1: so each TODO can be judged without the others.
@@ -61,7 +61,7 @@ from utils.data import IGNORE, Windows
 from utils.loss import head_loss
 from utils.model import TransformerLM
 
-BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint, beside data parallel"
+BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint; with data parallel"
 
 # A rank's imports of torch.distributed.pipelining and .device_mesh are inside functions: on the ranks they are loaded
 # already, and the judge, who would wait for them, needs none.
@@ -234,8 +234,8 @@ def drawn_cut(draw, wrong):
     1,
     minutes=15,
     why="All ranks of a pipeline wait for its slowest stage. With WikiText-2's 33,278 words and a width of 768, the "
-    "head costs as much as 3.4 blocks: of 12 blocks on two ranks, 6 and 6 make one step as long as 9.4 blocks, 8 and 4"
-    " as long as 8.",
+    "head costs as much as 3.4 blocks: with 12 blocks on two ranks, 6 and 6 make a step as long as 9.4 blocks, 8"
+    " and 4 one as long as 8.",
     hints=(
         "Only one number is to be chosen: how many blocks the last stage has. How many blocks does the slowest of the"
         " other stages have then?",
@@ -472,7 +472,7 @@ def serial_weights(seed):
 @todo(
     3,
     minutes=25,
-    why="Stages that draw their own weights make a different model than one process would, and a different one for"
+    why="Stages that draw their own weights make a different model from a single process's, and a different one for"
     " each number of stages. If they all draw from the same seed, stages even repeat each other. And a model that is"
     " built whole"
     " on every rank must fit on every rank, although the cut was made to avoid that.",
@@ -504,7 +504,7 @@ def check_first(told, ranks, events, right):
             expect(
                 torch.equal(weight, right[name]),
                 f"{told}, the first {name} {what}",
-                "the weights that a single process draws by --seed",
+                "the weights that a single process draws from --seed",
                 "different ones",
                 rank,
             )
@@ -1056,7 +1056,7 @@ def serial_sums(grid, seeds, targets):
     6,
     minutes=15,
     why=(
-        "Ranks that have the same layers must make the same step, or their weights drift apart. If they are summed in"
+        "Ranks that have the same layers must take the same step, or their weights drift apart. If they are summed in"
         " every micro-batch, m times as much is sent, and earlier sums are summed again: the gradients are wrong as"
         " well."
     ),

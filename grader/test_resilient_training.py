@@ -241,14 +241,14 @@ def test_todo1_whole(student):
     check_there("save_whole()", ranks)
     with hinted("A killed save leaves files behind. Under which names, and what does the next save do with them?"):
         check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
-        check_content("save_whole(), beside an incomplete folder step-7,", ranks[0]["copied"], parts)
+        check_content("save_whole(), next to an incomplete folder step-7,", ranks[0]["copied"], parts)
 
 
 def check_there(told, ranks):
     for rank, seen in enumerate(ranks):
         expect(
             seen["there"],
-            f"{told} returns on rank {rank} before step-7 has its name: this rank goes on as if it were saved",
+            f"{told} returns on rank {rank} before step-7 has its name: this rank continues as if it were saved",
             "step-7, when any rank returns",
             "no step-7 yet",
             rank,
@@ -388,7 +388,7 @@ ONTO = (3, 2, 1)  # ranks that restore what 2 have saved
 
 
 def small(ranks, seed, steps):
-    """A sharded model, and an optimizer that has made some steps."""
+    """A sharded model, and an optimizer that has taken some steps."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -437,7 +437,7 @@ def restore_on_rank(code, rank, world, files):
             torch.manual_seed(1000 + rank)
             try:
                 position = code.restore(model, optimizer, dict(FRESH), folder)
-            except dcp.api.CheckpointException as error:  # which says of no rank why
+            except dcp.api.CheckpointException as error:  # which gives no rank's reason
                 left[str(ranks)] = {"refused": str(next(iter(error.failures.values()))[0]).splitlines()[0]}
                 dist.destroy_process_group()
                 continue
@@ -796,7 +796,7 @@ def test_todo8_batch(student):
         expect(
             got == right if right else got == "exit code 2",
             f"with {' '.join(flags)}, {so_far}, on {ranks} rank{'s' * (ranks > 1)}, the global batch is wrong",
-            right or "exit code 2: the batch does not divide by the ranks",
+            right or "exit code 2: the batch is not divisible by the ranks",
             got,
             hint="Here the flag gives the global batch itself. What is there to work out?"
             if "--batch-size" in flags
@@ -834,7 +834,7 @@ def check_chain(student):
             rows = sorted(row for mine in left for row in list(training(mine).values())[k][0])
             expect(
                 rows == windows[step + k],
-                f"{told} step {step + k + 1} trains on different samples than without a stop",
+                f"{told} step {step + k + 1} does not train on the samples of a run without a stop",
                 f"the samples of step {step + k + 1}",
                 next((f"step {n + 1}'s" for n, other in enumerate(windows) if rows == other), "others"),
             )
@@ -858,7 +858,7 @@ def check_chain(student):
 
 
 def mixed_up(events):
-    """The collectives of one rank that a thread makes by the group of the training step, from begin_save() on."""
+    """The collectives of one rank that a thread makes in the group of the training step, from begin_save() on."""
     begin, step, end, *_ = [number for number, event in enumerate(events) if event["e"] == "mark"]
     of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
     in_thread = [event for event in events[begin:end] if event["e"] == "op" and event.get("aside")]
@@ -979,7 +979,7 @@ def full_disk(*args):
     why=(
         "Writing a large model's checkpoint takes minutes, and the GPUs wait. Copying it to CPU memory takes a"
         " second; from then on it can be written while training continues. But the checkpoint must hold the state of"
-        " one step, and the messages for saving must not mix with those of training."
+        " one step, and the messages for saving must not mix with the training's."
     ),
     hints=(
         "Which part of TODO 1 can happen now, and which only when everything is written? The second part belongs in"
@@ -1034,7 +1034,7 @@ def test_todo9_background(student):
         check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
     check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
-        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing of it"
+        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing about it"
         hint = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
         expect(seen["error"], told, "the error that result() raises", "no error", rank, hint)
         told = "rank 1 could not write, its disk was full, and there is a folder step-9"
@@ -1054,9 +1054,9 @@ def begun(student, world):
     if found := crossed(every, run is not None):
         rank, op = found
         raise Wrong(
-            f"while a thread saves by the group of begin_save(), rank {rank} itself makes {op} by it: the two can take"
+            f"while a thread saves in the group of begin_save(), rank {rank} itself makes {op} in it: the two can take"
             " each other's messages",
-            "nothing else by this group until result() has returned",
+            "nothing else in this group until result() has returned",
             op,
             rank,
             "While the thread writes, this group is its own. Which of your calls uses it, and could it come later?",
@@ -1247,7 +1247,7 @@ def test_todo11_again(student):
             f"{unit.name}: the training is done, and the batch file ends as if it had failed{last_words(seen['done'])}",
             "exit code 0",
             f"exit code {seen['done']['code']}",
-            hint="A batch file's exit code is its last command's; that of `[ … ] && command` is 1 if the answer is no.",
+            hint="A batch file's exit code is its last command's; `[ … ] && command` has 1 if the answer is no.",
         )
         for call in seen["limit"]["asked"]:
             check_handed_on(unit, call)

@@ -259,12 +259,12 @@ def samplers_on_rank(code, rank, world, grid, sizes, seed):
     1,
     minutes=25,
     why="Tensor parallelism sends in every layer and waits for it, so its ranks belong on one node. The gradients of "
-    "data parallelism are sent once a step, beside the computation: they can cross the slow links between nodes. And"
+    "data parallelism are sent once a step, during the computation: they can cross the slow links between nodes. And"
     " the ranks of a row compute one result: with different samples, each adds a part of a different sum. Shapes fit,"
     " nothing fails, the loss falls a little, and the model is useless.",
     hints=(
         "How many rows are there, if each has args.tp ranks? init_device_mesh fills the grid row by row. And two ranks "
-        "that split a layer must read the same samples: which of their two coordinates do they have in common?",
+        "that split a layer must read the same samples: which of their two coordinates is the same?",
         "The last axis of init_device_mesh(device.type, (rows, columns), mesh_dim_names=…) takes consecutive ranks. "
         "The samplers' rank is a coordinate on one axis, and their world size that axis's length.",
         "DistributedSampler(train, num_replicas=…, rank=…, shuffle=True, seed=args.seed, drop_last=True) and "
@@ -640,7 +640,7 @@ def stream_of(seed, sizes):
 
 
 def words_apart(model, sizes, seed, mesh, cut, y):
-    """The head on a plain stream, of which a rank has its tokens where it is cut; the loss with another weight."""
+    """The head on a plain stream: a rank has its own tokens where the stream is cut; the loss with another weight."""
     from torch.distributed.tensor import DTensor
 
     h = stream_of(seed, sizes)

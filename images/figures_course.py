@@ -33,7 +33,7 @@ def black_box() -> Figure:
         write(axes, 13.5, y + 0.35, word, ha="right")
         fill(axes, 13.7, y, 6 * probability, 0.7, BLUE if row < 3 else MIDDLE)
         write(axes, 13.9 + 6 * probability, y + 0.35, f"{probability:.2f}", ha="left")
-    note(axes, 8.5, 0.5, "training moves the weights until real text is likely")
+    note(axes, 8.5, 0.5, "training changes the weights until real text is likely")
     return figure
 
 
@@ -149,7 +149,7 @@ def verdict() -> Figure:
     box(axes, 8.0, 8.3, 9.7, 5.0, "#f4f4f4", INK, linewidth=1.5)
     title(axes, 12.85, 12.5, "the judge")
     write(axes, 12.85, 11.6, "runs none of your code")
-    write(axes, 12.85, 9.8, "Do the calls of all ranks match?\nIs the result that of one process?", linespacing=1.5)
+    write(axes, 12.85, 9.8, "Do the calls of all ranks match?\nIs the result one process's?", linespacing=1.5)
     box(axes, 0.3, 11.9, 5.9, 1.4, PALE, PALE)
     write(axes, 3.25, 12.6, "the serial run")
     arrow(axes, (6.3, 12.6), (7.9, 12.6))
@@ -175,7 +175,7 @@ def verdict() -> Figure:
 
 
 def wikitext2() -> Figure:
-    """A run of single_gpu_training on WikiText-2; its record, metrics.jsonl, is kept beside the figures."""
+    """A run of single_gpu_training on WikiText-2; its record, metrics.jsonl, is kept with the figures."""
     lines = [json.loads(line) for line in (HERE / "wikitext2.jsonl").read_text("utf-8").splitlines()]
     steps, epochs = ([line for line in lines if line["kind"] == kind] for kind in ("step", "epoch"))
     test = math.exp(next(line for line in lines if line["kind"] == "test")["loss"])

@@ -50,7 +50,7 @@ def ddp_nodes() -> Figure:
                 arrow(axes, *(ends if node == 0 else ends[::-1]), INK)
     arrow(axes, (15.3, 9.0), (15.3, 6.4), INK, linewidth=3.2, mutation_scale=16)
     arrow(axes, (2.7, 6.4), (2.7, 9.0), INK, linewidth=3.2, mutation_scale=16)
-    note(axes, 9.0, 8.1, "between nodes: InfiniBand, some 25 to 50 GB/s a card")
+    note(axes, 9.0, 8.1, "between nodes: InfiniBand, some 25 to 50 GB/s per card")
     title(axes, 9.0, 14.5, "world size 8: one process, one model, 4 of 32 samples on each GPU", 10)
     note(
         axes,
@@ -91,7 +91,7 @@ def overlap() -> Figure:
             axes.plot([end, end], [y, y + 1.0], color="white", linewidth=1.5)
         axes.plot([end, end], [y - 0.3, y + 2.5], color=RED, linewidth=1.8)
         write(axes, end - 0.1, y + 2.9, "done", color=RED)
-    key(axes, 0.5, (([DARK], "latency"), (colours, "the layer's gradient is sent")), left)
+    key(axes, 0.5, (([DARK], "latency"), (colours, "sending the layer's gradient")), left)
     note(axes, 17.7, 0.5, "time →", ha="right")
     return figure
 

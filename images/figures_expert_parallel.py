@@ -7,7 +7,7 @@ EXPERTS = (BLUE, ORANGE, GREEN, PINK)
 
 
 def experts() -> Figure:
-    """A token's way through a block with four experts, of which the router chooses two."""
+    """A token's way through a block with four experts; the router chooses two."""
     figure, axes = canvas(11.2)
     middle = 6.0
     note(axes, 0.3, middle + 1.1, "token", ha="left")
@@ -41,13 +41,13 @@ def experts() -> Figure:
         axes,
         9.0,
         0.9,
-        "the gates are .55 and .35, divided by their sum;\nan expert is an MLP, and the other two do nothing",
+        "the gates are .55 and .35, divided by their sum;\nan expert is an MLP; the other two are not used",
     )
     return figure
 
 
 def expert_dispatch() -> Figure:
-    """Two ranks with two experts each: rows sorted, exchanged, regrouped, computed, and on their way back."""
+    """Two ranks with two experts each: rows sorted, exchanged, regrouped, computed, and returned."""
     figure, axes = canvas(14.6)
     chosen = ((2, 0, 3, 0), (1, 2, 0, 2))  # the expert of each of a rank's four slots
     sorts = [sorted(range(4), key=lambda slot, mine=mine: mine[slot]) for mine in chosen]
@@ -113,7 +113,7 @@ def expert_capacity() -> Figure:
                 write(axes, x + 0.9, y + 0.55, "−1")
             else:
                 cell(axes, x, y, 1.8, 1.1, [EXPERTS[expert]], str(expert))
-    note(axes, 9.0, 5.9, "dashed: dropped. First choices get their seats first,\nearlier tokens before later ones.")
+    note(axes, 9.0, 5.9, "dashed: dropped. First choices are placed first,\nearlier tokens before later ones.")
     seats = [[None] * limit for _ in range(3)]
     for (choice, token), seat in kept.items():
         if seat is not None:
@@ -160,7 +160,7 @@ def expert_groups() -> Figure:
         9.0,
         1.1,
         "tokens are exchanged along ep (orange); along dp (blue) the ranks\n"
-        "average their experts' gradients, and what is grey over all four",
+        "average their experts' gradients; grey parts: over all four ranks",
     )
     return figure
 

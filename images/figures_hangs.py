@@ -5,17 +5,17 @@ from matplotlib.figure import Figure
 
 # What is seen; what to look at, and whose stories those are; what that tells.
 WAYS = (
-    ("nothing happens", "a short time limit,\neach rank's log", "where each\nrank stands", BLUE),
+    ("nothing happens", "a short time limit,\neach rank's log", "where each\nrank is", BLUE),
     ("one of many\nranks dies", "the first error, stacks:\nfaulthandler, py-spy", "which rank, which line", ORANGE),
-    ("it stops, but where?", "fingerprints (DETAIL),\nthe flight recorder", "which call met which", GREEN),
-    ("it goes on,\nwrong or slow", "a number of each rank:\nnorm, checksum, time", "which rank differs", PINK),
+    ("it stops, but where?", "fingerprints (DETAIL),\nthe flight recorder", "which calls\ndo not match", GREEN),
+    ("it continues,\nwrong or slow", "a number from each rank:\nnorm, checksum, time", "which rank differs", PINK),
 )
 
 
 def hangs_tools() -> Figure:
     """From what one sees of a broken run to the tool that tells, and to what it tells."""
     figure, axes = canvas(11.3)
-    for x, name in ((2.9, "you see"), (9.0, "look at"), (15.1, "it tells")):
+    for x, name in ((2.9, "you see"), (9.0, "look at"), (15.1, "it shows")):
         title(axes, x, 10.6, name)
     for number, (seen, tool, tells, colour) in enumerate(WAYS):
         y = 7.9 - 2.4 * number

@@ -110,7 +110,7 @@ def matmul_cannon() -> Figure:
         axes,
         9.0,
         1.1,
-        "as given, the inner indices agree on the diagonal only; after the skew,\n"
+        "as given, the inner indices agree only on the diagonal; after the skew,\n"
         "everywhere. Before each step X moves one to the left and W one up.",
     )
     return figure
@@ -204,9 +204,9 @@ def matmul_two_layers() -> Figure:
     layers = (
         ("layer 0: inner axis x, outer axis y", "X", by_x, texts_x, mixed, [["0,0", "0,1"], ["1,0", "1,1"]],
          "Y, then GELU", by_y, texts_y, "along x",
-         "columns cut along y: what a product with the inner axis y\nneeds, so nothing is sent"),
+         "its columns are cut along y, as a product with\nthe inner axis y needs them: nothing is sent"),
         ("layer 1: inner axis y, outer axis x", "Y", by_y, texts_y, turned, [["0,0", "1,0"], ["0,1", "1,1"]],
-         "the output", by_x, texts_x, "along y", "cut as X was: on to the next layer"),
+         "the output", by_x, texts_x, "along y", "cut like X: ready for the next layer"),
     )  # fmt: skip
     for number, (name, x, its, tx, weight, tw, y, left_over, ty, along, says) in enumerate(layers):
         top = 16.8 - 8.9 * number

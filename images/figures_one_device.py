@@ -29,7 +29,7 @@ def one_device_phases() -> Figure:
     figure, axes = canvas(9.6)
     rows = (
         (
-            "by the rule",
+            "by the rule 1 : 2",
             (("data", 0.5, PALE), ("forward", 4, BLUE), ("backward", 8, GREEN), ("optimizer", 2.5, ORANGE)),
         ),
         (

@@ -37,7 +37,7 @@ def ddp_frame(
 ) -> Figure:
     """The three devices: weights of three layers, four samples, a loss, and gradients, "own", "mean" or none, by layer.
 
-    `sent` has the layers whose gradients are on their way; `sending` is what else is: "weights".
+    `sent` has the layers whose gradients are being sent; `sending` says what else is: "weights".
     """
     figure, axes = devices(12.6, says)
     for rank, colour in enumerate(RANKS):
@@ -81,7 +81,7 @@ def ddp_frames() -> Iterator[tuple[str, Figure]]:
         ddp_frame("broadcast of rank 0's weights", same, sending="weights"),
     )
     yield (
-        "The sampler deals the batch: each rank reads its own four of the twelve samples, and no rank reads another's.",
+        "The sampler divides the batch: each rank reads four of the twelve samples, and no rank reads another's.",
         ddp_frame("each rank reads its own samples", same, samples=True),
     )
     yield (
@@ -89,16 +89,16 @@ def ddp_frames() -> Iterator[tuple[str, Figure]]:
         ddp_frame("forward", same, samples=True, loss=True),
     )
     yield (
-        "The backward pass starts with the last layer. Its gradient is this rank's own: it knows four samples only.",
+        "The backward pass starts with the last layer. Its gradient comes from this rank's four samples only.",
         ddp_frame("backward: the last layer", same, True, True, ["", "", "own"]),
     )
     yield (
         "A full bucket is sent at once: the all-reduce of the last layer's gradients runs while the backward pass is"
         " still in the layer before it.",
-        ddp_frame("backward goes on while the bucket is sent", same, True, True, ["", "own", "own"], [2]),
+        ddp_frame("the backward pass continues while the bucket is sent", same, True, True, ["", "own", "own"], [2]),
     )
     yield (
-        "The first of the averages has arrived. The next buckets are on their way; the last one cannot be hidden,"
+        "The first of the averages has arrived. The next buckets are in flight; the last one cannot be hidden,"
         " because no work is left.",
         ddp_frame("the remaining buckets are sent", same, True, True, ["own", "own", "mean"], [0, 1]),
     )
@@ -152,8 +152,8 @@ def fsdp_frames() -> Iterator[tuple[str, Figure]]:
     """(What happens, the drawing) of each step of FSDP on three ranks."""
     none = ("", "", "")
     yield (
-        "Each layer's weights are cut into three shards; a rank keeps one of each layer. No GPU has room for the whole"
-        " model, and none needs it. Rows are layers 0, 1, 2; a colour is the rank that owns the shard.",
+        "The weights of each layer (a row) are cut into three shards; each rank keeps one, in its colour. No GPU has"
+        " room for the whole model, and none needs it.",
         fsdp_frame("at rest: shards only"),
     )
     yield (
@@ -174,7 +174,7 @@ def fsdp_frames() -> Iterator[tuple[str, Figure]]:
         fsdp_frame("layer 2 runs", [2], running=2),
     )
     yield (
-        "Backward, from the last layer to the first. Layer 2's gradient is whole on each rank, and of its samples only."
+        "Backward, from the last layer to the first. Each rank has layer 2's whole gradient, for its own samples only."
         " Layer 1 is gathered for the second time.",
         fsdp_frame("backward of layer 2, layer 1 is gathered", [1, 2], ("", "", "own"), running=2, sending=1),
     )
@@ -184,11 +184,11 @@ def fsdp_frames() -> Iterator[tuple[str, Figure]]:
         fsdp_frame("reduce-scatter of layer 2's gradient", [1], ("", "own", "shard"), running=1, sending=2),
     )
     yield (
-        "The same for layer 1, while layer 0, gathered again, runs backward.",
+        "The same happens to layer 1's gradient, while layer 0, gathered again, runs backward.",
         fsdp_frame("reduce-scatter of layer 1's gradient", [0], ("own", "shard", "shard"), running=0, sending=1),
     )
     yield (
-        "The last reduce-scatter has nothing to hide behind. Then no rank has a whole layer, nor a whole gradient.",
+        "The last reduce-scatter has nothing to hide behind. Then no rank has a whole layer or a whole gradient.",
         fsdp_frame("reduce-scatter of layer 0's gradient", [], ("shard", "shard", "shard"), sending=0),
     )
     yield (

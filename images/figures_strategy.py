@@ -45,7 +45,9 @@ def strategy_sizes() -> Figure:
         (192, "B200, 192 GB", "bottom"),
     ):
         axes.axhline(gigabytes * 1e9 / 16, color=GREY, linewidth=1, linestyle="--", zorder=0)
-        axes.text(2011.7, gigabytes * 1e9 / 16, name, fontsize=10, color=GREY, va=at)
+        where = (4, -3 if at == "top" else 3)
+        place = (2011.5, gigabytes * 1e9 / 16)
+        axes.annotate(name, place, xytext=where, textcoords="offset points", va=at, fontsize=10, color=GREY)
     axes.set(yscale="log", ylim=(2e7, 1e13), xlim=(2011.5, 2027.5), ylabel="parameters")
     axes.set_xticks(range(2012, 2027, 2))
     axes.set_yticks([10.0**power for power in range(8, 14)])
@@ -137,7 +139,7 @@ def strategy_gradients() -> Figure:
         bar(axes, 12.6, y, second)
         for x, terms in ((15.9, serial),) if serial else ((15.2, first), (16.6, second)):
             bar(axes, x, y, terms)
-    note(axes, 9.0, 0.6, "a bar: the gradient of one parameter; what makes the serial run's of the ranks'?")
+    note(axes, 9.0, 0.6, "a bar: one parameter's gradient; how do the ranks' become the serial run's?")
     return figure
 
 

@@ -18,10 +18,13 @@ h1 { font-size: 1.3em; }
 input { position: absolute; opacity: 0; }
 figure { display: none; margin: 0; }
 figure svg { width: 100%; height: auto; }
+nav i { font-style: normal; }
 figcaption { min-height: 4.5em; }
 nav { display: flex; justify-content: space-between; margin: 0.6em 0; }
 label { padding: 0.4em 1em; border: 1px solid #767676; border-radius: 0.4em; cursor: pointer; }
 nav span { color: #5f5f5f; align-self: center; }
+label, nav span { white-space: nowrap; }
+@media (max-width: 30em) { nav i { display: none; } figcaption { min-height: 7.5em; } }
 input:focus-visible ~ h1 { outline: 2px solid #0072b2; outline-offset: 4px; }
 """
 
@@ -46,7 +49,7 @@ def write_page(title: str, frames: Iterable[tuple[str, Figure]], path: Path) -> 
         words = html.escape(says, quote=False)
         svg = drawn(figure, path.stem).replace("<svg ", '<svg aria-hidden="true" ', 1)  # the caption says it all
         parts.append(
-            f'<figure id="frame{n}">\n<nav>{back}<span>{n} of {last}; keys ← →</span>{then}</nav>\n'
+            f'<figure id="frame{n}">\n<nav>{back}<span>{n} of {last}<i>; keys ← →</i></span>{then}</nav>\n'
             f"<figcaption>{words}</figcaption>\n{svg}</figure>"
         )
     path.write_text("\n".join([*parts, "</body>\n</html>\n"]), "utf-8")

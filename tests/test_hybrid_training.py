@@ -100,16 +100,16 @@ REFUSED = [
     (1, "--tp 2", "is 2 ranks, and there is 1"),
     (1, "--compare --max-steps 2", "--compare watches step 3, and --max-steps 2 ends before it"),
     (6, "--shard 4", "--dp 1 × --shard 4 × --tp 1 × --pp 1 is 4 ranks, and there are 6"),
-    (3, "--tp 3", "--heads 4 does not divide by --tp 3"),
+    (3, "--tp 3", "--heads 4 is not divisible by --tp 3"),
     (2, "--tp 2 --dropout 0.1", "--dropout 0.1 with --tp 2"),
     (2, "--pp 2 --dropout 0.1", "--dropout 0.1 with --pp 2"),
     (4, "--pp 4", "--layers 2 is too few for 4 stages (--pp 4, --schedule 1f1b)"),
     (2, "--pp 2 --schedule interleaved", "--layers 2 is too few for 4 stages"),
-    (10, "--dp 2", "does not divide by 10 ranks of the data axes (--dp 2 × --shard 5)"),
+    (10, "--dp 2", "is not divisible by 10 ranks of the data axes (--dp 2 × --shard 5)"),
     (2, "--pp 2 --microbatches 7", "--microbatches 7 does not divide the 24 sequences"),
     (3, "--pp 3 --layers 3 --microbatches 2", "--schedule 1f1b with --pp 3 needs --microbatches 3 or more, not 2"),
-    (4, "--tp 4 --seq-len 6 --sequence-parallel", "--seq-len 6 does not divide by --tp 4"),
-    (2, "--dim 30", "--dim 30 does not divide by --heads 4"),
+    (4, "--tp 4 --seq-len 6 --sequence-parallel", "--seq-len 6 is not divisible by --tp 4"),
+    (2, "--dim 30", "--dim 30 is not divisible by --heads 4"),
 ]
 
 

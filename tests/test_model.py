@@ -140,7 +140,7 @@ def test_dropout_is_for_training_only():
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="32 does not divide by 5 heads"):
+    with pytest.raises(ValueError, match="32 is not divisible by 5 heads"):
         small(n_heads=5)
     with pytest.raises(ValueError, match="17 tokens.*at most 16"):
         small()(torch.zeros(1, 17, dtype=torch.int64))

@@ -289,7 +289,7 @@ def test_tp_stops_and_goes_on_as_typed(tmp_path):
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one")[2:], rel=1e-4)
     for flags, words in (
         (("--seed", "9"), "saved with --seed 0"),
-        (("--max-steps", "1"), "has made 2 steps already"),
+        (("--max-steps", "1"), "has already taken 2 steps"),
         (("--dim", "32"), "another model"),
     ):
         done = typed(sys.executable, script, *SHORT, *resume, *flags)

@@ -143,7 +143,7 @@ def test_the_serial_script_loads_its_checkpoint(solution, tmp_path):
         (
             6,
             "--pp 2 --batch-size 25",
-            "--batch-size 25 is the global batch and does not divide by 3 data-parallel ranks",
+            "--batch-size 25 is the global batch and is not divisible by 3 data-parallel ranks",
         ),
         (2, "--microbatches 5", "--microbatches 5 does not divide the 24 sequences"),
         (4, "--layers 4 --microbatches 3", "needs --microbatches 4 or more, not 3"),
@@ -182,7 +182,9 @@ def test_a_mistake_is_one_line_before_the_ranks_meet(tmp_path):
         text=True,
         timeout=300,
     )
-    assert done.returncode == 2 and done.stderr == "error: --pp 2: 1 ranks do not divide into pipelines of 2\n", done
+    assert done.returncode == 2 and done.stderr == "error: --pp 2: 1 ranks cannot be divided into pipelines of 2\n", (
+        done
+    )
 
 
 def test_as_typed_on_two_processes(tmp_path):

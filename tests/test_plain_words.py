@@ -28,12 +28,19 @@ HABITS = {
 
 
 STIFF = {
-    r"\b([Ss]omebody|[Nn]obody|[Ww]hoever|[Aa]nybody)\b": "ranks are not persons: no rank, whichever rank",
-    r"\b(that|those) of\b.*\b(that|those) of\b": "name the thing again",
-    r"\bother ones\b|\b(is|are) another one\b|\bare others\b": "different, differs",
+    r"\b([Ss]ome|[Nn]o|[Aa]ny|[Ee]very)body\b|\b[Ww]hoever\b": "ranks are not persons: no rank, whichever rank",
+    r"\b[Ww]ho (keeps|has|holds|sends|adds|needs|owns|waits|calls|writes|reads|gets|takes|does)\b": "which rank",
+    r"\b(that|those) of\b|\bof (which|whom)\b|\ball that is\b": "name the thing again",
+    r"\bother ones\b|\banother one\b|\b(is|are) others\b|\bothers than\b": "different, differs",
+    r"\b(have|has|had) (\w+ )?in common\b|\bshare each\b": "the same; split",
+    r"\bbeside (the|its|a|an|one|each|it|that)\b|\bby (torch|seed|DCP)\b": "next to, apart from, against; with",
+    r"\bdo(es)? not divide by\b|\bmade? (\w+ )?steps?\b": "is not divisible by; a run takes steps",
+    r"\bhence\b|\bupon\b|\bthereof\b|\bwhereby\b|\bif need be\b|\beach by itself\b": "so, independently",
+    r"\bfrom [\w ]{1,25} on\b(?=[.,;:])": "starting with; in every later one",
+    r"\bon (its|their) way\b|\bold friends?\b|\bfor nothing\b": "in flight, special cases, wasted",
     r"(?<![Tt]here )\b(is|are) no (?!longer|more|less|faster|better|worse)[a-z]+": "is not a …",
-    r"\b(tells?|told|said) of\b": "reports, says about",
-    r"\b(goes|gone|going) on with\b": "resumes, continues",
+    r"\b(tells?|told|said|says) of\b": "reports, says about",
+    r"\b(goes|gone|going|go) on\b": "resumes, continues",
     r"\bdue (is|are) (?!None)": "expected",
     r"\bno error says so\b": "without any error",
     r"\bin earnest\b|\bstands? (in line|in the way)\b": "really, waits",
@@ -42,7 +49,7 @@ STIFF = {
     r"\b(dealt|deals|dealing) out\b|\blets? (it|them|the whole) go\b": "divide, distribute; free",
 }
 ROOMS = ("grader", "utils", "images", "benchmarks")  # and the texts above; tests and mutants speak to maintainers
-MOST_FOR_STUDENTS, MOST = 8, 30  # lines
+MOST_FOR_STUDENTS, MOST = 8, 45  # lines
 
 
 def stiff(paths: list) -> list[str]:

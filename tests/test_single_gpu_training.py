@@ -146,7 +146,7 @@ def test_evaluate_weighs_by_tokens(script):
         ("--batch-size many", "'many' is not a whole number"),
         ("--lr nan", "nan is not from 0"),
         ("--dropout 1", "not from 0 to below 1"),
-        ("--dim 30 --heads 4", "--dim 30 does not divide by --heads 4"),
+        ("--dim 30 --heads 4", "--dim 30 is not divisible by --heads 4"),
         ("--optimizer adagrad", "invalid choice"),
         ("--gpus 4", "unrecognized arguments"),
         ("--data nowhere", "--data nowhere: no such folder"),

@@ -128,7 +128,7 @@ def test_it_runs_at_every_stage(solution, solved):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--heads", "4", "--tp", "3"], "--heads 4 does not divide by --tp 3"),
+        (["--heads", "4", "--tp", "3"], "--heads 4 is not divisible by --tp 3"),
         (["--dropout", "0.1", "--tp", "2"], "--dropout 0.1"),
         (["--seq-len", "7", "--tp", "2", "--sequence-parallel"], "--seq-len 7"),
     ],
@@ -149,4 +149,4 @@ def test_a_batch_that_does_not_divide_names_the_axis(solution, capsys):
 
     with pytest.raises(SystemExit):
         set_batch_size(Namespace(batch_size=7, batch_size_per_rank=None), 2, "ranks of the data axis")
-    assert "does not divide by 2 ranks of the data axis" in capsys.readouterr().err
+    assert "is not divisible by 2 ranks of the data axis" in capsys.readouterr().err

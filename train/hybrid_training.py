@@ -5,7 +5,7 @@ The stream cut, too:         torchrun --nproc-per-node 4 train/hybrid_training.p
 Stop, and resume in a different shape:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
-What the planner predicts for a step, beside the time and memory it takes:
+What the planner predicts for a step, next to the time and memory that it takes:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --layers 4 --max-steps 4 --compare
 One process:                 python train/hybrid_training.py
 More nodes:                  sbatch sbatch/hybrid_training.sbatch              (JURECA)
@@ -419,7 +419,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run has {total_steps}")
+        fail(f"--resume {args.resume}: it has already taken {position['step']} steps, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

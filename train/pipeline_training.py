@@ -31,7 +31,7 @@ have the same layers and divide the batch. Shapes: B sequences in a batch, b in 
                                        The first stage takes x, the last one y, and leaves its losses in the list
     schedule.eval(…)                   the same with forward passes only
     dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0)
-                                       brings one object of each rank of a group to its first rank; only that rank
+                                       sends one object from each rank of a group to its first rank; only that rank
                                        passes a list, with a place for each object
 
 Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
@@ -96,7 +96,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_pipeline_flags(parser)
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     check_pipeline(args, launch_environment().world_size)
     return args
 
@@ -338,7 +338,7 @@ def train_epoch(
     epoch: int,
     step: int,
 ) -> tuple[int, float]:
-    """One pass over the training set, or up to args.max_steps. Returns the steps made so far, and the mean loss."""
+    """One pass over the training set, or up to args.max_steps. Returns the steps taken so far, and the mean loss."""
     for stage in stages:
         stage.submod.train()
     # Sums and counts: since the last line of the log, and over the epoch.

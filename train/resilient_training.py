@@ -9,10 +9,10 @@ More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)
 
 The folder --out is the run: the script resumes from the newest checkpoint in it, and starts from scratch if there is
-none. Whatever happens in between, the losses are those of a run that was never stopped. No checkpoint is deleted:
+none. Whatever happens in between, the run has the losses of a run that was never stopped. No checkpoint is deleted:
 remove old folders step-… yourself, and unfinished-… when no run writes there.
 
-It builds on fsdp_training (sharded checkpoints by DCP, torch.distributed.checkpoint). It starts as that script's
+It builds on fsdp_training (sharded checkpoints with DCP, torch.distributed.checkpoint). It starts as that script's
 solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
 Fill the TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check
 resilient_training` says how far you are.
@@ -25,7 +25,7 @@ In five lines:
 - The global batch and the order of the samples do not depend on the number of ranks.
 
 Papers: the best interval between checkpoints, Young 1974, https://doi.org/10.1145/361147.361115; checkpoints while
-training goes on, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; failures in a run of 54 days
+training continues, CheckFreq, https://www.usenix.org/conference/fast21/presentation/mohan; failures in a run of 54 days
 on 16,384 GPUs, Llama 3, https://arxiv.org/abs/2407.21783 (section 3.3.4).
 """
 
@@ -81,7 +81,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--async-save", action="store_true", help="write checkpoints while training continues")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     return args
 
 
@@ -369,7 +369,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"{folder}: it has made {position['step']} steps already, and this run has {total_steps}")
+        fail(f"{folder}: it has already taken {position['step']} steps, and this run has {total_steps}")
 
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])

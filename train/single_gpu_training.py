@@ -42,7 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     check_alone("single_gpu_training.py", "ddp_training.py")
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     return args
 
 
@@ -64,7 +64,7 @@ def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
     if len(train) < args.batch_size:
         fail(
             f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
-            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
+            f"--batch-size {args.batch_size}: make one of them smaller, or use more text"
         )
     return (train, validation, test), len(corpus.vocab)
 

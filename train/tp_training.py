@@ -98,16 +98,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from a run's newest one, with any --tp")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     if args.heads % args.tp:
-        parser.error(f"--heads {args.heads} does not divide by --tp {args.tp}: heads cannot be split")
+        parser.error(f"--heads {args.heads} is not divisible by --tp {args.tp}: heads cannot be split")
     if args.dropout and args.tp > 1:
         # Ranks must drop the same numbers where they hold copies, and different ones elsewhere: one seed cannot do both.
         parser.error(
-            f"--dropout {args.dropout:g} does not go with --tp {args.tp}: the masks would not be the serial run's"
+            f"--dropout {args.dropout:g} cannot be combined with --tp {args.tp}: the masks would not be the serial run's"
         )
     if args.sequence_parallel and args.seq_len % args.tp:
-        parser.error(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, which --sequence-parallel needs")
+        parser.error(f"--seq-len {args.seq_len} is not divisible by --tp {args.tp}, which --sequence-parallel needs")
     return args
 
 
@@ -383,7 +383,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
     if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has made {position['step']} steps already, and this run has {total_steps}")
+        fail(f"--resume {args.resume}: it has already taken {position['step']} steps, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

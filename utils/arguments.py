@@ -1,4 +1,4 @@
-"""The flags that all training scripts have in common."""
+"""The flags of all training scripts."""
 
 import argparse
 import math

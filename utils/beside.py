@@ -104,7 +104,7 @@ class Beside:
         self.tell(seen | {"seconds": self.seconds})
 
     def watch_stages(self) -> list[tuple[float, float]]:
-        """A list that collects the start and end, in seconds, of everything that this rank's stages do from now on."""
+        """A list that collects the start and end, in seconds, of all that this rank's stages do after this call."""
         spans = []
 
         def timed(work: Any) -> Any:
@@ -122,7 +122,7 @@ class Beside:
         return spans
 
     def tell(self, mine: dict[str, Any]) -> None:
-        """Rank 0 prints predicted and measured values; measured values are those of the rank with the most."""
+        """Rank 0 prints predicted and measured values; measured values come from the rank with the most."""
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, mine)
         model, plan = self.described()

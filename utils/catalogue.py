@@ -1,7 +1,7 @@
 """Machines and models by name: the files in `utils/machines` and `utils/models`, and your own files of that kind.
 
 A machine's file has pairs, `number = [value, "where it is from"]`, a model's the fields of `Model`. A model may also be
-a `config.json`, as Hugging Face keeps beside a model's weights.
+a `config.json`, as Hugging Face keeps with a model's weights.
 """
 
 import difflib
@@ -190,9 +190,9 @@ def _checked(found: Model, where: Path | str) -> Model:
     if found.block not in BLOCKS:
         raise Unreadable(f"{where}: block is {found.block!r}; there are {', '.join(BLOCKS)}")
     if not found.head and found.hidden % found.heads:
-        raise Unreadable(f"{where}: {found.hidden} does not divide by {found.heads} heads")
+        raise Unreadable(f"{where}: {found.hidden} is not divisible by {found.heads} heads")
     if found.key_heads and found.heads % found.key_heads:
-        raise Unreadable(f"{where}: {found.heads} heads do not divide by {found.key_heads} heads of keys")
+        raise Unreadable(f"{where}: {found.heads} heads are not divisible by {found.key_heads} heads of keys")
     if found.experts and found.active > found.experts:
         raise Unreadable(f"{where}: a token goes to {found.active} of {found.experts} experts")
     return found

@@ -1,4 +1,4 @@
-"""Reads a trained model back; writes sharded checkpoints, each of which is complete or absent, and names its run.
+"""Reads a trained model back; writes sharded checkpoints, each complete or absent, and each with the name of its run.
 
 A sharded checkpoint is a folder written by torch.distributed.checkpoint: a part for each rank, and an index. To these,
 `saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with the checkpoint's own name,

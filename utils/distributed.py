@@ -175,6 +175,6 @@ def set_batch_size(args: argparse.Namespace, ranks: int, axis: str = "ranks") ->
     if args.batch_size % ranks:
         above = args.batch_size + ranks - args.batch_size % ranks
         fail(
-            f"--batch-size {args.batch_size} is the global batch and does not divide by {ranks} {axis}; "
+            f"--batch-size {args.batch_size} is the global batch and is not divisible by {ranks} {axis}; "
             f"take {above}, or another multiple of {ranks}"
         )

@@ -41,11 +41,11 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
             f"is {others * args.shard} ranks, and there {'is' if ranks == 1 else 'are'} {ranks}"
         )
     if args.dim % args.heads:
-        fail(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        fail(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     if args.heads % args.tp:
-        fail(f"--heads {args.heads} does not divide by --tp {args.tp}: no head is on two ranks")
+        fail(f"--heads {args.heads} is not divisible by --tp {args.tp}: no head is on two ranks")
     if args.sequence_parallel and args.seq_len % args.tp:
-        fail(f"--seq-len {args.seq_len} does not divide by --tp {args.tp}, as --sequence-parallel needs it")
+        fail(f"--seq-len {args.seq_len} is not divisible by --tp {args.tp}, as --sequence-parallel needs it")
     if args.dropout and args.tp > 1:
         fail(f"--dropout {args.dropout:g} with --tp {args.tp}: the masks would not be the serial run's")
     set_batch_size(args, args.dp * args.shard, f"ranks of the data axes (--dp {args.dp} × --shard {args.shard})")

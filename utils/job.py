@@ -18,7 +18,7 @@ from utils.starter import end_with_starter
 
 def prepare(args: argparse.Namespace) -> None:
     """Make sure, before anything else, that this process ends with its launcher and has the device of --device. With
-    --watch, what it does is noted from here on.
+    --watch, what it does is noted after this call.
 
     Exits with code 2 where there should be GPUs and torch sees none: a job that trains on CPUs without a word wastes
     the hours of the GPUs. It must come before the first call of torch.cuda, which looks at the environment once.

@@ -36,7 +36,7 @@ class Metrics:
         total_steps: where the bar ends.
         tensorboard: write event files into `folder/tensorboard`, too.
         record: on every rank, write what it uses into `folder/usage`, for `./workbook report`.
-        after: go on with an old record after so many steps, as a run does that was resumed.
+        after: continue an old record after so many steps, as a resumed run does.
         validated: the epoch that ends with step `after` has its line already.
     """
 

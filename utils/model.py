@@ -37,7 +37,7 @@ class Attention(nn.Module):
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-        """Each token's mean of the values up to its own. A lesson may set another one: `attention.attend = ring`."""
+        """Each token's mean of the values up to its own. A lesson may replace this: `attention.attend = ring`."""
         dropout = self.dropout if self.training else 0.0
         return scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
 
@@ -78,7 +78,7 @@ class TransformerLM(nn.Module):
         dropout: applied in training mode to embeddings, attention and each half block.
 
     Raises:
-        ValueError: n_heads does not divide dim.
+        ValueError: dim is not divisible by n_heads.
     """
 
     # It has no buffers, and must not get any: DDP broadcasts them in every forward
@@ -95,7 +95,7 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         if dim % n_heads:
-            raise ValueError(f"dim {dim} does not divide by {n_heads} heads")
+            raise ValueError(f"dim {dim} is not divisible by {n_heads} heads")
         # Everything that a checkpoint needs to build the model again.
         self.config = {
             "vocab_size": vocab_size,
@@ -112,7 +112,7 @@ class TransformerLM(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
         self.norm = nn.LayerNorm(dim)
         self.head = Linear(dim, vocab_size, bias=False)
-        self.head_loss = head_loss  # where ranks share the head's words, another one takes its place
+        self.head_loss = head_loss  # where ranks split the head's words, a different function replaces it
         self.init_weights()
 
     def init_weights(self) -> None:

@@ -43,7 +43,7 @@ class Values(pickle.Unpickler):
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What a sharded checkpoint's `.metadata` says of its entries: name -> sizes of a tensor, or nothing of them.
+    """What a sharded checkpoint's `.metadata` says about its entries: name -> sizes of a tensor, or nothing of them.
 
     Raises:
         ValueError: the checkpoint holds something other than tensors and plain values.

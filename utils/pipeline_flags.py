@@ -21,7 +21,7 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
     """Stop with one line unless these flags fit this number of ranks. Fills in --pp."""
     p = args.pp = args.pp or ranks
     if ranks % p:
-        fail(f"--pp {p}: {ranks} ranks do not divide into pipelines of {p}")
+        fail(f"--pp {p}: {ranks} ranks cannot be divided into pipelines of {p}")
     n_stages = p * stages_a_rank(p, args)
     if n_stages > args.layers:
         fail(

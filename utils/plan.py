@@ -26,7 +26,7 @@ class Model:
     active: int = 1  # experts that a token goes to
     tied: bool = False  # whether the head is the embedding table, as in GPT-2; the course's is not
     mlp: int = 0  # f, the width inside an MLP; 0: 4 h
-    key_heads: int = 0  # heads of keys and values, which groups of heads have in common (arXiv:2305.13245); 0: a
+    key_heads: int = 0  # heads of keys and values, each used by a group of heads (arXiv:2305.13245); 0: a
     head: int = 0  # the width of a head; 0: h / a
     block: str = "gpt"  # one of BLOCKS
     parallel: bool = False  # attention and MLP side by side, after one norm (GPT-J, PaLM)
@@ -60,7 +60,7 @@ class Precision(NamedTuple):
     state: int  # the optimizer's, of one parameter: AdamW's two moments, and a master weight if there is one
     activation: int
     gathered: int  # of a weight that FSDP brings together
-    reduced: int  # of a gradient on its way
+    reduced: int  # of a gradient in a message
 
 
 PRECISIONS = {
@@ -115,7 +115,7 @@ class Plan:
     dropout: bool = False  # masks are kept, one byte a number
     overlap: bool = True  # of data-parallel messages with the computation
     precision: str = "mixed"  # one of PRECISIONS
-    overlap_tp: bool = False  # tensor-parallel messages in pieces, beside the products (async TP, tp-comm-overlap)
+    overlap_tp: bool = False  # tensor-parallel messages in pieces, during the products (async TP, tp-comm-overlap)
     compiled: bool = False  # everything but products is fused: torch.compile, or custom kernels
     fp8: bool = False  # the blocks' products in 8 bits, whatever the precision of the rest
 

@@ -70,7 +70,7 @@ def locked(file: TextIO) -> bool:
 
 
 def identity(folder: Path) -> dict[str, Any]:
-    """What the run in `folder` says of itself; empty if it says nothing."""
+    """What the run in `folder` says about itself; empty if it says nothing."""
     try:
         found = json.loads((folder / NAME).read_text("utf-8"))
     except (OSError, ValueError):

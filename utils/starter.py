@@ -38,7 +38,7 @@ def end_with_starter() -> None:
 
 
 def with_starter() -> Callable[[], None] | None:
-    """For Popen's `preexec_fn`: the process ends with the thread that starts it from its first moment on. By
+    """For Popen's `preexec_fn`: the process ends with the thread that starts it from its first moment. By
     `end_with_starter` alone it would import torch to the end before. None where the kernel has no such signal.
     """
     if sys.platform != "linux":

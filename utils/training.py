@@ -27,7 +27,7 @@ def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
     if len(train) < args.batch_size:
         fail(
             f"{corpus.name} has {len(train)} sequences of --seq-len {args.seq_len} to train on, fewer than one "
-            f"--batch-size {args.batch_size}: make one of them smaller, or bring more text"
+            f"--batch-size {args.batch_size}: make one of them smaller, or use more text"
         )
     return (train, validation, test), len(corpus.vocab)
 

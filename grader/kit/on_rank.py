@@ -1,4 +1,4 @@
-"""What the checks have in common on a rank: it runs beside the student's code, and judges nothing."""
+"""What all checks use on a rank: it runs in the process of the student's code, and judges nothing."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

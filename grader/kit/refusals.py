@@ -21,7 +21,7 @@ def check_refusals(
     error: str = "ValueError",
     hint: str = "",
 ) -> None:
-    """`ranks`: on each rank, (case, what `raised` says of it); cases of both kinds are among them. `refused(*case)`:
+    """`ranks`: on each rank, (case, what `raised` says about it); cases of both kinds are among them. `refused(*case)`:
     whether it must be refused. `told(*case)`: the call, in words. `words(*case)`: numbers and names that the error's
     text must have, in one line; if there are none, any text will do. `hint`: where a call is not refused.
     """

@@ -32,8 +32,8 @@ def corpus(student: Student) -> dict[str, str]:
     def lines(n_tokens):
         return "\n".join(" ".join(draw.choice(words) for _ in range(7)) for _ in range(n_tokens // 8)) + "\n"
 
-    # 35 windows = 2 steps of 12 and 11 left over; 13 and 11 do not divide by 2, 3 or 4, and the last window is a short
-    # one.
+    # 35 windows = 2 steps of 12 and 11 left over; 13 and 11 are not divisible by 2, 3 or 4, and the last window
+    # is a short one.
     return {
         "data/train.txt": lines(35 * 8),
         "data/validation.txt": lines(12 * 8) + "w1 w2\n",

@@ -18,7 +18,7 @@ CROSSED = (
     "Here a second forward pass comes before the backward pass of the first one. What belongs to one call must be kept"
     " where no other call writes: in its own ctx."
 )
-SIMPLE = [n for k in range(2, 33) for n in (float(k), 1 / k)]  # factors that are told of a single number
+SIMPLE = [n for k in range(2, 33) for n in (float(k), 1 / k)]  # factors that a single number may have
 
 
 def check_shape(
@@ -78,7 +78,7 @@ def check_tensor(
 
     Args:
         what: in words, the subject of the verdict's sentence.
-        rel: the norm of the difference beside the norm of `right`, or beside `scale` where that is larger; 0: equal.
+        rel: the norm of the difference relative to the norm of `right`, or to `scale` where that is larger; 0: equal.
         dtype: where `right` is more precise than what is asked for.
         wrongs: what was done -> the tensor that comes of it, or that and a hint. It is told if it alone fits.
         than: what `right` is, in words.

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 
 GRAIN = 1 / 64  # sums of its multiples are exact, also in float32
-LARGE = 1 << 33  # no int32, no float16; the fraction beside it is lost in float32
+LARGE = 1 << 33  # no int32, no float16; a fraction added to it is lost in float32
 FAR = 1000.0  # exp of it is infinite, and exp of its negative 0, even in float64
 
 
 def numbers(draw: random.Random, n: int, *classes: str, most: int = 9) -> list[float]:
-    """`n` multiples of GRAIN, neither ascending nor descending; most are no whole numbers, and between 1 and `most`.
+    """`n` multiples of GRAIN, neither ascending nor descending; most are not whole numbers, and between 1 and `most`.
 
     Each of `classes` comes once or more: "negative", "zero", "whole", "tie" (a number that comes twice), "large". So
     `n` is at least three, and greater than their number.

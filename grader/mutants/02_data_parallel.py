@@ -1234,7 +1234,7 @@ if len(self.missing[number]) < 2:
             (model(*batch) / len(micro_batches)).backward()
         reducer.finish()
         """,
-        says="one of which occurs twice",
+        says="and one occurs twice",
     ),
     Answer(
         8,

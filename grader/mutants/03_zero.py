@@ -445,7 +445,7 @@ for p, part in zip(parameters, parts):
             "global kept\nkept =  reduce_to_shards([p.grad for p in parameters], world)\nfor part, shard in zip(parts, shards):",
         ),
         edits=(("for part, shard in zip(parts, shards):", "for part, shard in zip(parts, kept):"),),
-        says="beside weights",
+        says="apart from weights",
     ),
     Answer(
         4,
@@ -856,7 +856,7 @@ for p, part in zip(parameters, parts):
         10,
         "masters are set back to what was rounded",
         [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
-        says="are not those of one process",
+        says="differ from one process's",
     ),
     Answer(10, "not written back", [None, None, "pass"]),
     Answer(
@@ -886,7 +886,7 @@ for p, part in zip(parameters, parts):
             + "\nglobal kept\nkept = [p.grad for p in parameters]",
             None,
         ],
-        says="beside weights",
+        says="apart from weights",
     ),
     Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), None, None], says="options"),
     Answer(

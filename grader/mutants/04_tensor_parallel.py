@@ -21,7 +21,7 @@ MLP_INIT = "self.up = ColumnLinear(whole.up, rank, world)\nself.down = RowLinear
 HEADS = """
 heads = whole.q.out_features // whole.head_dim
 if heads % world:
-    raise ValueError(f"{heads} heads do not divide by {world} tensor-parallel ranks")
+    raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
 """
 FUSED_FORWARD = """
 x_BTD = self.enter(x_BTD)
@@ -448,7 +448,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         5,
         "an assertion",
         swap=(
-            'raise ValueError(f"{heads} heads do not divide by {world} tensor-parallel ranks")',
+            'raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
             'raise AssertionError(f"{heads} heads, {world} ranks")',
         ),
         says="not refused",
@@ -456,7 +456,10 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
     Answer(
         5,
         "an error without numbers",
-        swap=('f"{heads} heads do not divide by {world} tensor-parallel ranks"', '"heads do not divide by the ranks"'),
+        swap=(
+            'f"{heads} heads cannot be divided evenly among {world} ranks"',
+            '"heads cannot be divided evenly among the ranks"',
+        ),
         says="does not say in one line",
     ),
     Answer(5, "not causal", swap=("is_causal=True", "is_causal=False"), says="the output on rank"),
@@ -927,7 +930,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         12,
         "the seed is not used",
         [GENERATORS.replace("seed + 1 + rank", "1 + rank").replace("manual_seed(seed)", "manual_seed(0)"), None, None],
-        says="another seed",
+        says="a different seed",
     ),
     Answer(
         12,

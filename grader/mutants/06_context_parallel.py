@@ -222,7 +222,7 @@ return grad_q, *arriving
 GATHERS_ALL = """
 heads, rank = q_BHTK.shape[1], dist.get_rank()
 if heads % world:
-    raise ValueError(f"{heads} heads do not divide by {world} ranks")
+    raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
 whole = []
 for tensor in (q_BHTK, k_BHTK, v_BHTK):
     parts = [torch.empty_like(tensor.contiguous()) for _ in range(world)]
@@ -260,7 +260,7 @@ return torch.cat(held, dim=2)
 STACKED_ULYSSES = """
 heads = q_BHTK.shape[1]
 if heads % world:
-    raise ValueError(f"{heads} heads do not divide by {world} ranks")
+    raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
 three = torch.cat([q_BHTK, k_BHTK, v_BHTK])  # three times the batch: one all-to-all
 q_BHTK, k_BHTK, v_BHTK = TokensToHeads.apply(three, world).chunk(3)
 out_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
@@ -867,16 +867,19 @@ return everything[:, mine]""",
         6,
         "the heads do not divide: sent first, refused then",
         swap=(
-            'if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")',
+            'if heads % world:\n    raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
             "if heads % world:\n    dist.all_reduce(torch.ones(1))\n    "
-            'raise ValueError(f"{heads} heads do not divide by {world} ranks")',
+            'raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
         ),
         says="after something was sent",
     ),
     Answer(
         6,
         "not refused",
-        swap=('if heads % world:\n    raise ValueError(f"{heads} heads do not divide by {world} ranks")', "pass"),
+        swap=(
+            'if heads % world:\n    raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
+            "pass",
+        ),
         says="is not refused",
     ),
     Answer(
@@ -888,7 +891,10 @@ return everything[:, mine]""",
     Answer(
         6,
         "refused without a reason",
-        swap=('raise ValueError(f"{heads} heads do not divide by {world} ranks")', 'raise ValueError("wrong sizes")'),
+        swap=(
+            'raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
+            'raise ValueError("wrong sizes")',
+        ),
         says="does not say in one line why",
     ),
     Answer(
@@ -955,7 +961,7 @@ return everything[:, mine]""",
         8,
         "what is too much is dropped",
         swap=(
-            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, '
+            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens cannot be divided into {2 * world} equal pieces, '
             'two for each of {world} ranks")\n',
             "",
         ),
@@ -1186,7 +1192,7 @@ RIGHT = [
             """
         heads = q_BHTK.shape[1]
         if heads % world:
-            raise ValueError(f"{heads} heads do not divide by {world} ranks")
+            raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
         from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
 
         def swap(x):

@@ -212,7 +212,7 @@ WRONG = [
         4,
         "what is cut is added up",
         swap=("fact.some and not fact.cut", "fact.cut or fact.some"),
-        says="though each rank has another part",
+        says="though each rank has a different part",
     ),
     Answer(4, "the tied table left alone", swap=('"sum" if fact.tied else "leave"', '"leave"'), says="table"),
     Answer(

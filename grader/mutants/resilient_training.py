@@ -589,7 +589,7 @@ dist.barrier()
         9,
         "errors are swallowed",
         swap=("    writing.result()\n", "    while not writing.done():\n        time.sleep(0.01)\n"),
-        says="says nothing of it",
+        says="says nothing about it",
     ),
     Answer(
         9,
@@ -816,7 +816,7 @@ RIGHT = [
         """
     if saved and args.batch_size_per_rank:
         if saved % world_size:
-            fail(f"the run's batch of {saved} does not divide by {world_size} ranks")
+            fail(f"the run's batch of {saved} is not divisible by {world_size} ranks")
         args.batch_size = saved
     else:
         set_batch_size(args, world_size)

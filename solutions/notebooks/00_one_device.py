@@ -128,7 +128,7 @@ for name, model in {
 # | **optimizer** | the parameters are changed. AdamW keeps two more numbers for each, its *state* |
 #
 # A `clock` is called where one phase ends and the next begins. (On a GPU, calls return before their work is done; a
-# `clock` then has to wait for the device, by `torch.cuda.synchronize()`. Timing without that is a classic mistake.)
+# `clock` then has to wait for the device, with `torch.cuda.synchronize()`. Timing without that is a classic mistake.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -188,7 +188,7 @@ check("00_one_device/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[float, float]:
     """FLOPs of a token in the forward pass and in the backward pass of the course's model, with its fused head."""
-    # TODO 3: Count the FLOPs of a step. First those of one token, separately for the two passes.
+    # TODO 3: Count the FLOPs of a step. First, for one token, separately for the two passes.
     ### BEGIN SOLUTION
     blocks = layers * (2 * 12 * dim**2 + 4 * dim * seq_len)
     head = 6 * vocabulary * dim
@@ -280,7 +280,7 @@ check("00_one_device/4")
 # %% nbgrader={"grade": false, "grade_id": "show_roofline", "locked": true, "schema_version": 3, "solution": false, "task": false}
 for h in (128, 768, 4096, 12288):  # an A100's data sheet: 312 TFLOP/s in bfloat16, 1.555 TB/s
     fewest = fewest_tokens(h, 4 * h, 2, 312e12, 1.555e12)
-    print(f"A100, MLP of {h:6,}: " + (f"from {fewest:,.0f} tokens on" if math.isfinite(fewest) else "never"))
+    print(f"A100, MLP of {h:6,}: " + (f"at {fewest:,.0f} tokens or more" if math.isfinite(fewest) else "never"))
 tokens = [1, 4, 16, 64, 256, 1024]
 speeds = [one_device.product_speed(m, 1024, 4096) for m in tokens]
 intensities = [product_intensity(m, 1024, 4096, 4) for m in tokens]
@@ -303,7 +303,7 @@ one_device.roofline(
 # - **weights**, and one **gradient** for each; AdamW's **state** has two numbers for each weight, and stays;
 # - **activations**: what the forward pass keeps for the backward pass. Each is freed after its use.
 #
-# A block of our model keeps $16h$ numbers for each token: its input and the sum after attention (2h), both normed (2h);
+# A block of our model keeps $16h$ numbers for each token: its input and the sum after attention (2h), both after their norms (2h);
 # queries, keys, values and attention's result (4h); the MLP's hidden numbers before and after GELU (8h). Attention's
 # scores are never stored ([arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). Beyond the blocks, the last norm keeps
 # its input, $h$ for each token. The fused head keeps gradients: $h$ numbers for each token, and $Vh$ for its weight.
@@ -331,7 +331,7 @@ def kept_bytes(dim: int, layers: int, vocabulary: int, tokens: int) -> int:
 
 
 def most_sequences(memory: float, parameters: int, sequence_bytes: float) -> int:
-    """How many sequences fit into ``memory`` bytes beside a model, if each keeps ``sequence_bytes``. It may be zero."""
+    """How many sequences fit into ``memory`` bytes together with a model, if each keeps ``sequence_bytes``. It may be zero."""
     # TODO 5, again: does it fit?
     ### BEGIN SOLUTION
     return max(0, int((memory - sum(state_bytes(parameters))) // sequence_bytes))
@@ -393,7 +393,7 @@ def fewest_devices(parameters: float, memory: float) -> int:
 
 
 def doubling_years(first: float, last: float, years: float) -> float:
-    """The years in which a size doubles that grew from ``first`` to ``last`` in ``years``, at a constant rate."""
+    """The doubling time, in years, of a size that grew at a constant rate from ``first`` to ``last`` in ``years``."""
     # TODO 6, again: the pace.
     ### BEGIN SOLUTION
     return years * math.log(2) / math.log(last / first)
@@ -438,7 +438,7 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 # the part that does not grow with the batch. For the same work, one device alone would take $f + n(1-f)$ times as long:
 # **Gustafson's law** ([1988](https://doi.org/10.1145/42411.42415)).
 #
-# ![The speed-up by Amdahl and by Gustafson, for fractions of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
+# ![The speed-up according to Amdahl and Gustafson, for fractions of 0, 2, 5 and 10 %](../images/one_device_scaling.svg)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -470,7 +470,7 @@ def gustafson(share: float, devices: int) -> float:
 
 
 def fixed_share(speed_up: float, devices: int) -> float:
-    """Amdahl's fraction, from a measured speed-up on several devices. It is negative if that exceeds their number."""
+    """Amdahl's fraction, from a measured speed-up on several devices. It is negative if the speed-up exceeds their number."""
     # TODO 7, again: the other way round.
     ### BEGIN SOLUTION
     return (devices / speed_up - 1) / (devices - 1)
@@ -546,5 +546,5 @@ check("00_one_device/8")
 # ([arXiv:2205.05198](https://arxiv.org/abs/2205.05198)), the batch that is still useful
 # ([arXiv:1812.06162](https://arxiv.org/abs/1812.06162)).
 #
-# Next: [`train/single_gpu_training.py`](../train/single_gpu_training.py) is what you trained with. Read it from `main`
-# on; in lesson 01, several processes communicate.
+# Next: [`train/single_gpu_training.py`](../train/single_gpu_training.py) is what you trained with. Start reading at
+# `main`; in lesson 01, several processes communicate.

@@ -11,7 +11,7 @@
 # that every rank calls together, each with its own tensor, and from which each gets a result.
 # If one rank does not make the call, the others wait for it forever.
 #
-# *Builds on*: PyTorch's tensors and functions; why one trains on several devices (`00_one_device`). (Short tracks skip
+# *Builds on*: PyTorch's tensors and functions; why we train on several devices (`00_one_device`). (Short tracks skip
 # some TODOs: `./workbook status --track half` lists those that remain.)
 #
 # Without communication there is no parallel training: four processes would train four models.
@@ -264,7 +264,7 @@ plots.messages(run.messages, "tree_broadcast")
 #
 # The sum of piece $p$ travels to the right. Each rank that it reaches adds its own piece $p$;
 # the last to do so is rank $p$, which keeps the sum. **Predict** at which rank it
-# starts. Then turn it round: which piece does rank $r$ send first?
+# starts. Then ask the reverse: which piece does rank $r$ send first?
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -626,5 +626,5 @@ plots.cost(
 # ([doi:10.1016/j.parco.2009.09.001](https://doi.org/10.1016/j.parco.2009.09.001)).
 #
 # Next: lesson 02, `02_data_parallel`, where all ranks average the gradients of a model with these calls. Lesson 03
-# takes the two halves of an all-reduce apart, and keeps only a piece of gradients and weights in between, at no more
-# bytes.
+# takes the two halves of an all-reduce apart, and keeps only a piece of gradients and weights in between, without
+# sending more.

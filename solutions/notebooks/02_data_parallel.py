@@ -6,7 +6,7 @@
 # `DistributedDataParallel`, **DDP** for short. Here you build it: first naively, then so
 # that it communicates while it still computes, then with fewer and longer messages.
 #
-# *Builds on*: the all-reduce, its ring and its cost (`01_collectives`); why one trains on several devices, strong and
+# *Builds on*: the all-reduce, its ring and its cost (`01_collectives`); why we train on several devices, strong and
 # weak scaling (`00_one_device`).
 #
 # ![Three ranks with equal models and different samples: their gradients differ, the average is the whole batch's](../images/data_parallel.svg)
@@ -238,7 +238,7 @@ plots.steps(runs)
 # ## Overlapped: all-reduce each gradient as soon as it is ready
 #
 # The backward pass goes through the layers from the last to the first, and the gradients of the last layer are ready
-# long before the first layer's. They could already be on their way.
+# long before the first layer's. They could already be in flight.
 #
 # ![Three timelines of a step: all communication after the backward pass, one message for each gradient, two buckets](../images/overlap.svg)
 #
@@ -273,7 +273,7 @@ def communication_ends(ready: list[float], seconds: list[float]) -> float:
 
 
 def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
-    """Average each gradient as soon as it is ready, in every backward pass from now on.
+    """Average each gradient as soon as it is ready, in every later backward pass.
 
     Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
     """
@@ -408,7 +408,7 @@ class Bucketed:
     """
 
     def __init__(self, model: nn.Module, cap: int) -> None:
-        """Buckets of at most ``cap`` bytes, by `assign_buckets`. All parameters are float32 and on one device."""
+        """Buckets of at most ``cap`` bytes, from `assign_buckets`. All parameters are float32 and on one device."""
         self.sync = True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets = assign_buckets([4 * parameter.numel() for parameter in self.parameters], cap)
@@ -576,7 +576,7 @@ check("02_data_parallel/8")
 def with_torch(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int) -> DistributedDataParallel:
     """Wrap the model, and leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks."""
     # TODO 9: Let PyTorch's DistributedDataParallel do the same.
-    # The ranks' models may start different, and passes may leave parameters unused. The budget is the same as for
+    # The ranks' models may differ at the start, and passes may leave parameters unused. The budget is the same as for
     # `accumulate`: no gradient is sent before the last backward pass, and then in buckets of about `cap` bytes.
     ### BEGIN SOLUTION
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)

@@ -497,7 +497,7 @@ check("03_zero/7")
 #
 # What the forward pass saves for the backward pass, such as a transposed weight, is a view of the same storage. So
 # autograd, too, works with a unit that is freed after its forward pass and filled again before its backward pass. There
-# is one obstacle: autograd refuses to go on if a saved weight was written to in between. Write into `parameter.data`:
+# is one obstacle: autograd raises an error if a saved weight was written to in between. Write into `parameter.data`:
 # that is the same memory, and autograd does not count the write. (FSDP2 frees and refills storages, too.)
 
 
@@ -697,7 +697,7 @@ short, master = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0)
 for _ in range(1000):
     short -= 0.001
     master -= 0.001
-print(f"1 less 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {master.item():.3f}")
+print(f"1 minus 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {master.item():.3f}")
 
 # %% [markdown]
 # So the model computes in bfloat16, and the optimizer steps master weights in float32. How does ZeRO help?

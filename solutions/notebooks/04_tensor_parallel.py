@@ -5,11 +5,11 @@
 # layer, on its own samples. Tensor parallelism divides what is *computed*: each rank permanently keeps its part of
 # every weight matrix and multiplies by it, and the ranks exchange activations. All ranks work on **the same samples**.
 #
-# So a layer may be too large for one device, a step on a single sequence becomes faster, and activations shrink, too.
+# This allows layers that are too large for one device, speeds up a step on a single sequence, and shrinks activations.
 # The price: the ranks communicate in the middle of every layer, twice forward and twice backward.
 #
 # In this lesson you build the layers of Megatron-LM ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)) by hand,
-# build the course's language model from them, and train it beside the serial one. Part 1 has the layers; part 2 has
+# build the course's language model from them, and compare its training with the serial run. Part 1 has the layers; part 2 has
 # sequence parallelism, memory and dropout, and shows where tensor parallelism stops paying.
 #
 # *Builds on*: collectives and their cost (`01_collectives`), averaged gradients (`02_data_parallel`), shards
@@ -227,7 +227,7 @@ print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
 # - **Column parallel** (named after the columns of $A^\top$): a rank has some of the outputs, so some rows of
 #   `weight`. It needs the whole $X$ and computes its columns of $Y$. A bias is cut in the same way.
 # - **Row parallel**: a rank has some of the inputs, so some columns of `weight`. It needs only those columns of $X$
-#   and computes a summand of the whole $Y$; $g$ adds them up. A bias is whole on each rank, and is added **once**:
+#   and computes a partial sum, a term of the whole $Y$; $g$ adds them up. A bias is whole on each rank, and is added **once**:
 #   after the sum.
 #
 # $f$ does not belong to the column-parallel layer: a parallel part may begin with several such layers (`q`, `k` and
@@ -243,7 +243,7 @@ print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
 # | `-(-a // b)` | $a/b$, rounded up |
 # | `F.linear(x, weight, bias)` | $X A^\top + b$; `bias` may be None |
 # | `sharded(tensor, dim, rank, world)` | below: this rank's shard as a parameter, marked as a shard |
-# | `replicated(tensor)` | below: a parameter of which every rank has a whole copy |
+# | `replicated(tensor)` | below: a parameter that is whole on every rank |
 
 
 # %%
@@ -318,8 +318,8 @@ check("04_tensor_parallel/3")
 # ## The MLP
 #
 # $Z = \mathrm{gelu}(X A^\top)\,B^\top$. GELU is applied to each number separately, but it is not linear:
-# $\mathrm{gelu}(a + b)$ is not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So no sum may remain to be taken before it. Which
-# of the two layers is cut by columns, which by rows? If you choose well, a rank's columns of the hidden layer are
+# $\mathrm{gelu}(a + b)$ is not $\mathrm{gelu}(a) + \mathrm{gelu}(b)$. So no sum over ranks may be pending when it is applied.
+# Which of the two layers is cut by columns, which by rows? If you choose well, a rank's columns of the hidden layer are
 # exactly what its part of the second product needs: no rank ever has the whole hidden layer, and one all-reduce forward
 # and one backward are enough.
 #
@@ -359,15 +359,15 @@ check("04_tensor_parallel/4")
 # ## Attention
 #
 # The heads of attention are independent until `out` mixes them. So whole heads are divided among the ranks: a rank has
-# the rows of `q`, `k` and `v` that make up its heads, computes their attention, and its columns of `out` give a summand of
-# the result.
+# the rows of `q`, `k` and `v` that make up its heads, computes their attention, and its columns of `out` give a partial
+# sum of the result.
 #
 # `q`, `k` and `v` read the same input. With an $f$ for each of them, the backward pass has three all-reduces where
 # one is enough.
 #
 # Heads cannot be split: 4 heads on 3 ranks is an error, and a clear error at once is better than an obscure one later.
-# (Without it, the code below would fail much later, in a `view`, with sizes that are hard to recognize. Or, worse,
-# compute something else.)
+# (Without it, the code below would fail much later, in a `view`, with sizes that are hard to recognize. Worse, it
+# might silently compute something else.)
 #
 # The serial attention, in `utils/model.py`:
 #
@@ -389,18 +389,18 @@ class ParallelAttention(nn.Module):
     """Causal self-attention on all ranks, by whole heads. ``whole`` has layers q, k, v and out, and ``head_dim``.
 
     Raises:
-        ValueError: the heads do not divide by the ranks.
+        ValueError: the number of heads is not divisible by the number of ranks.
     """
 
     def __init__(self, whole: Attention, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
         super().__init__()
         self.enter, self.join, self.head_dim = enter, join, whole.head_dim
-        # TODO 5: Divide the heads of attention among the ranks. First refuse what does not divide, with a ValueError
+        # TODO 5: Divide the heads of attention among the ranks. First refuse what cannot be divided, with a ValueError
         # whose text names both numbers, heads and ranks; then the layers.
         ### BEGIN SOLUTION
         heads = whole.q.out_features // whole.head_dim
         if heads % world:
-            raise ValueError(f"{heads} heads do not divide by {world} tensor-parallel ranks")
+            raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
         self.q = ColumnLinear(whole.q, rank, world)
         self.k = ColumnLinear(whole.k, rank, world)
         self.v = ColumnLinear(whole.v, rank, world)
@@ -500,8 +500,8 @@ check("04_tensor_parallel/6")
 # |---|---|
 # | `dist.all_reduce(tensor, dist.ReduceOp.MAX)` | the largest over the ranks, number by number, in place |
 # | `tensor.amax(dim=-1)` | the largest along the last dimension |
-# | `tensor.gather(-1, index)` | the numbers at `index`, along the last dimension; both have as many dimensions |
-# | `torch.stack([a, b])` | both in one tensor, so that one message takes them; `a, b = tensor` takes them apart |
+# | `tensor.gather(-1, index)` | the numbers at `index`, along the last dimension; both have the same number of dimensions |
+# | `torch.stack([a, b])` | both in one tensor, so that one message carries both; `a, b = tensor` separates them |
 # | `count.clamp(min=1)` | at least 1 |
 
 
@@ -557,8 +557,8 @@ def loss_by_torch(_: None, rank: int, world: int) -> list[float]:
 
 # %%
 (some, yours_some, none, yours_none), _ = run_on_ranks("04_tensor_parallel/loss_by_torch", [None] * 2).results
-print(f"all targets count: {some:.4f} by torch, {yours_some:.4f} by yours")
-print(f"none counts:       {none:.4f} by torch, {yours_none:.4f} by yours")
+print(f"all targets count: torch {some:.4f}, yours {yours_some:.4f}")
+print(f"none counts:       torch {none:.4f}, yours {yours_none:.4f}")
 
 # %% [markdown]
 # A nan in one micro-batch is a nan in every weight after the step. (On one process, torch's plain `cross_entropy` gives
@@ -672,9 +672,9 @@ for rank, seen in enumerate(ranks):
 #
 # An all-reduce is a reduce-scatter and an all-gather. So take it apart:
 #
-# - Where a parallel part begins, tokens are **gathered**, in place of $f$. In the backward pass each rank has its
-#   summand of the gradient of all tokens, and needs the sum for its own: a reduce-scatter.
-# - Where it ends, the ranks' summands are **reduced and scattered**, in place of $g$: each rank gets the sum for its
+# - Where a parallel part begins, tokens are **gathered**, in place of $f$. In the backward pass each rank has a
+#   partial sum of every token's gradient, and needs the whole sum for its own tokens: a reduce-scatter.
+# - Where it ends, the partial sums are **reduced and scattered**, in place of $g$: each rank gets the sum for its
 #   own tokens. In the backward pass, gradients are gathered.
 #
 # This sends exactly as many bytes as before.
@@ -735,7 +735,7 @@ class ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        # TODO 8, again: the gradient of this rank's summand.
+        # TODO 8, again: the gradient of this rank's partial sum.
         ### BEGIN SOLUTION
         return gathered(gradient)
         ### END SOLUTION
@@ -835,7 +835,7 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
 def block_sends(batch: int, length: int, dim: int, world: int, how: str) -> float:
     """Bytes that a rank sends for one block in a step, forward and backward."""
-    ways = 10 if how == "sequence, gathered again" else 8  # round the ring; an all-reduce takes two
+    ways = 10 if how == "sequence, gathered again" else 8  # passes around the ring; an all-reduce takes two
     return ways * (world - 1) / world * 4 * batch * length * dim
 
 
@@ -850,7 +850,7 @@ check("04_tensor_parallel/10")
 
 # %%
 def measure_block(sequence: bool, rank: int, world: int) -> float:
-    """Bytes that are alive between the passes of a block, beside its weights and its result."""
+    """Bytes that are alive between the passes of a block, without its weights and its result."""
     torch.manual_seed(0)
     enter, join = (gather_sequence, scatter_sequence) if sequence else (f, g)
     block = ParallelBlock(Block(48, 4, dropout=0.0), rank, world, enter, join)
@@ -874,7 +874,7 @@ predicted = {how: block_keeps(2, 64, 48, 4, how) for how in ("tensor", "sequence
 plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 
 # %% [markdown]
-# The measurement is a little above the prediction, by small buffers: two numbers a token for each norm, and one a head
+# The measurement is a little above the prediction, because of small buffers: two numbers a token for each norm, and one a head
 # for the softmax.
 
 # %% [markdown]
@@ -973,7 +973,7 @@ check("04_tensor_parallel/12")
 # With more ranks each product gets narrower, but the messages do not get smaller. Where is the limit?
 #
 # EleutherAI measured how fast an A100 multiplies narrow matrices ([cookbook](https://github.com/EleutherAI/cookbook),
-# `sizing/results/gemm_data/mm`): half precision, 27,648 rows of 4,096 numbers by a matrix of 4,096 × *width*. Below a
+# `sizing/results/gemm_data/mm`): half precision, 27,648 rows of 4,096 numbers times a matrix of 4,096 × *width*. Below a
 # width of about 256 there is not enough work for each byte read (the roofline of `00_one_device`):
 #
 # | width | 64 | 128 | 256 | 384 | more |
@@ -1077,7 +1077,7 @@ for name, per_node in machines.items():
 plots.efficiency(efficiencies)
 
 # %% [markdown]
-# The step down is the border of the node: that is why tensor parallelism stays within it, and why vendors build ever
+# The drop comes where the ranks no longer fit into a node: that is why tensor parallelism stays within it, and why vendors build ever
 # larger "nodes". At 70 %, though, a node of 64 GPUs allows no more ranks than one of 8: on 16 ranks, messages
 # already take three quarters as long as the products. At 50 % it allows 16.
 #
@@ -1106,7 +1106,7 @@ plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measu
 # %% [markdown]
 # ## The parallel run is the serial run
 #
-# Finally, train the model that you have built, beside the serial one: 20 steps of SGD, clipped. Adam would hide a wrong
+# Finally, train the model that you have built, and compare it with the serial one: 20 steps of SGD, clipped. Adam would hide a wrong
 # scale; SGD does not.
 
 
@@ -1166,7 +1166,7 @@ plots.losses(serial_losses(20), losses)
 # | `SequenceParallel()` for the norms, `--sequence-parallel` | `gather_sequence`, `scatter_sequence` |
 # | the position embedding, used on $T/t$ tokens | `finish_gradients`: DTensor does not do this for you |
 # | the norm over both axes of the grid | `gradient_norm` |
-# | refuses heads that do not divide, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
+# | refuses heads that cannot be divided evenly, and `--dropout` with `--tp` | the `ValueError` of `ParallelAttention`; TODO 12 |
 # | FSDP2 over the data axis | lesson 03, on the shards of this one |
 # | checkpoints that load with a different `--tp` | shards cut from the whole weight, and reassembled |
 
@@ -1184,7 +1184,7 @@ plots.losses(serial_losses(20), losses)
 # - In the norm each number counts once; dropout is the same on copies and different on parts.
 #
 # Papers: Megatron-LM, [1909.08053](https://arxiv.org/abs/1909.08053); sequence parallelism and what a block keeps,
-# [2205.05198](https://arxiv.org/abs/2205.05198); both beside a pipeline,
+# [2205.05198](https://arxiv.org/abs/2205.05198); both combined with a pipeline,
 # [2104.04473](https://arxiv.org/abs/2104.04473); asynchronous tensor parallelism,
 # [2410.06511](https://arxiv.org/abs/2410.06511).
 #

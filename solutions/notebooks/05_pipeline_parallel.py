@@ -405,7 +405,7 @@ check("05_pipeline_parallel/3")
 # %% [markdown]
 # ## A schedule is data
 #
-# Which rank does what, in which order? A **schedule** says it: for each rank, a list of actions. An action is the
+# Which rank does what, in which order? A **schedule** says so: it has, for each rank, a list of actions. An action is the
 # forward pass (F) or the backward pass (B) of one micro-batch through one stage. (In part 2 a rank has several
 # stages, its **chunks**, and B is split into I and W. The program that you write now can already do all that.)
 
@@ -601,7 +601,7 @@ class Worker:
 
     def __init__(self, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> None:
         self.chunks, self.batch, self.rank, self.world = chunks, batch, rank, world
-        self.stages = len(chunks) * world  # on all ranks together; each has equally many
+        self.stages = len(chunks) * world  # on all ranks together; each has the same number
         self.passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what is alive
         self.losses: dict[int, Tensor] = {}  # on the rank of the last stage: micro-batch -> its share of the loss
 
@@ -706,7 +706,7 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
     However many micro-batches there are, only a few sends are in flight at once.
 
     Args:
-        chunks: this rank's stages; chunk c is stage c * world + rank. All ranks have equally many.
+        chunks: this rank's stages; chunk c is stage c * world + rank. All ranks have the same number.
 
     Returns:
         On the rank of the last stage the losses by micro-batch, without history; elsewhere an empty list.
@@ -1153,8 +1153,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
     share, ideal = bubble_share(name, 4, 8, v, *work), plots.bubble(predicted(schedule_of(name, 4, 8)))
     print(
-        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} by the formula, {ideal:.1%} by the"
-        f" simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
+        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} from the formula, {ideal:.1%} from"
+        f" the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
     )
 
 # %% [markdown]

@@ -619,7 +619,7 @@ def ulysses(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, world: int) -> Tenso
     ### BEGIN SOLUTION
     heads = q_BHTK.shape[1]
     if heads % world:
-        raise ValueError(f"{heads} heads do not divide by {world} ranks")
+        raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
     q_BHTK, k_BHTK, v_BHTK = (TokensToHeads.apply(tensor, world) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     out_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return HeadsToTokens.apply(out_BHTK, world)
@@ -675,7 +675,7 @@ def most_ranks(heads: int, available: int) -> int:
 
 
 def hiding_length(flops: float, bandwidth: float, itemsize: int, causal: bool) -> float:
-    """The number of tokens per rank from which a step of the ring computes for as long as it sends.
+    """The fewest tokens per rank with which a step of the ring computes for as long as it sends.
 
     Args:
         flops: floating-point operations per second.
@@ -683,7 +683,7 @@ def hiding_length(flops: float, bandwidth: float, itemsize: int, causal: bool) -
         itemsize: bytes per number.
         causal: whether only half of a step's scores are computed, as in zig-zag.
     """
-    # TODO 7, again: from what length on does the ring hide its messages?
+    # TODO 7, again: at what length does the ring begin to hide its messages?
     ### BEGIN SOLUTION
     # Whole step: 4 B H c² K FLOPs, and 2 B H c K numbers to send.
     length = itemsize * flops / (2 * bandwidth)
@@ -697,7 +697,7 @@ check("06_context_parallel/7")
 # %%
 for name, bandwidth in (("within a node, 450 GB/s", 450e9), ("between nodes, 50 GB/s", 50e9)):
     length = hiding_length(400e12, bandwidth, 2, causal=True)
-    print(f"{name}: the ring's messages are hidden from {length:,.0f} tokens per rank on")
+    print(f"{name}: the ring's messages are hidden at {length:,.0f} tokens per rank or more")
 
 
 # %%
@@ -742,8 +742,8 @@ plots.sent(measured, predicted)
 #   the mean over the targets of *all* ranks, and ranks may have unequal numbers of them, or none: then the model
 #   returns 0, and gradients of 0.
 #
-# What about the gradients? Each rank has the same weights, but different tokens. The loss is a *sum* over ranks, each
-# of which divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong
+# What about the gradients? Each rank has the same weights, but different tokens. The loss is a *sum* over ranks, since each
+# divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong
 # by a factor of $N$, and the loss would not show it.
 
 
@@ -759,7 +759,7 @@ def my_share(x_BT: Tensor, y_BT: Tensor, rank: int, world: int) -> tuple[Tensor,
     ### BEGIN SOLUTION
     tokens = x_BT.shape[1]
     if tokens % (2 * world):
-        raise ValueError(f"{tokens} tokens do not divide by {2 * world} pieces, two for each of {world} ranks")
+        raise ValueError(f"{tokens} tokens cannot be divided into {2 * world} equal pieces, two for each of {world} ranks")
     positions = positions_of(pieces_of(rank, world), tokens // (2 * world))
     return x_BT[:, positions], y_BT[:, positions], positions
     ### END SOLUTION

@@ -109,7 +109,7 @@ check("07_expert_parallel/1")
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def mixture(h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, experts: Sequence[nn.Module]) -> Tensor:
     """The gated sum of each token's experts, (N, D), in the dtype of h. ``experts[e]`` maps (rows, D) to (rows, D)."""
-    # TODO 2: Compute the mixture on one process. Each expert is called once, if need be on zero rows.
+    # TODO 2: Compute the mixture on one process. Each expert is called once, even on zero rows.
     ### BEGIN SOLUTION
     out_ND = torch.zeros_like(h_ND)
     for number, expert in enumerate(experts):
@@ -147,7 +147,7 @@ check("07_expert_parallel/2")
 # | `dist.all_to_all_single(arriving, leaving, rows_in, rows_out, group=group)` | lengths by rank, as lists: first of the arriving pieces, then of the leaving ones |
 # | `dist.get_world_size(group)` | the number of ranks in the group; `None` stands for all |
 # | `x.argsort(stable=True)` | where to find the smallest, the next, …; equal numbers keep their order |
-# | `torch.bincount(x, minlength=E)` | how often each number from 0 on occurs; x must not be negative |
+# | `torch.bincount(x, minlength=E)` | how often each of the numbers 0, 1, 2, … occurs; x must not be negative |
 # | `x.repeat_interleave(counts)` | each number as many times as its count says |
 #
 # Every rank makes every call, even if it has no token to send or receive: the others wait for it.
@@ -260,7 +260,7 @@ def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
 def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
+    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts that start with number r L."""
     # TODO 4, again: the whole exchange. Each expert is called once.
     # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION
@@ -316,7 +316,7 @@ plots.journey(run.results, run.collectives)
 # whose slots were all dropped gets zeros from the mixture; the block adds them to the residual stream, so the token
 # passes through unchanged.
 #
-# ![Six tokens and three experts that take three rows each: first choices are seated first](../images/expert_capacity.svg)
+# ![Six tokens and three experts that take three rows each: first choices are placed first](../images/expert_capacity.svg)
 #
 # Each rank drops slots by its own counts. So the number of ranks determines which slots are kept, and a serial run
 # equals the parallel run only if it drops slots in shares, as the ranks do.
@@ -721,7 +721,7 @@ plots.loads(loads)
 # - An all-to-all between nodes is slow and harder to hide than FSDP's gathers: keep a set within a node,
 #   or overlap two micro-batches. A small model does not need experts: the router, the exchange and the
 #   imbalance cost more than they save.
-# - Watch the load from the first step on. A collapsed router shows only in a slightly worse loss, and in a rank that is
+# - Watch the load from the first step. A collapsed router shows only in a slightly worse loss, and in a rank that is
 #   always late.
 
 # %% [markdown]

@@ -335,8 +335,8 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     # TODO 3, again: the product. Each message has one block. A rank sends at most ``side`` blocks of each matrix, and
     # never holds more than the two it was given, two more of each (one leaving, one arriving), and two of the result's
     # size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` the ranks of my column, by row. If k
-    # does not divide, blocks have different sizes: ``block`` tells the size of the one that arrives. (If you send
-    # messages yourself: a work that you keep keeps its tensor alive.)
+    # is not divisible, blocks have different sizes: ``block`` gives the size of the one that arrives. (If you send
+    # messages yourself: a work handle that you keep also keeps its tensor alive.)
     ### BEGIN SOLUTION
     if grid.shape[0] != grid.shape[1]:
         raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
@@ -538,8 +538,8 @@ for panel in panels(10, (2, 3)):
 check("08_distributed_matmul/4")
 
 # %% [markdown]
-# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: more ranks receive
-# less each. With one axis, each rank received a whole matrix, however many ranks there were.
+# On a square of $N$ ranks, $mk/\sqrt N$ numbers of $X$ and $kn/\sqrt N$ of $W$ arrive at each rank: with more ranks, each
+# receives less. With one axis, each rank received a whole matrix, however many ranks there were.
 
 # %% [markdown]
 # ## Three axes
@@ -576,7 +576,7 @@ class Axes(NamedTuple):
 def numbers_sent_3d(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tuple[float, float, float, float]:
     """Numbers that a rank sends: for W (twice), for its gradient, for Y and for the gradient of X.
 
-    ``inner``, ``outer`` and ``depth`` are how many ranks the grid has along these axes, and divide the sizes.
+    ``inner``, ``outer`` and ``depth`` are the numbers of ranks along these axes, and divide the sizes.
     """
     # TODO 5: Multiply on three axes, forward and backward. First your prediction: for each collective, which block does
     # it send, along which line?
@@ -630,7 +630,7 @@ check("08_distributed_matmul/5")
 # the reduce-scatter of their gradient are left: that is FSDP. With $G_z = 1$, and $G_x$ or $G_y$ 1 as well,
 # there is one all-reduce of activations, in one of the passes: a Megatron layer.
 #
-# Try it yourself. The next cell runs each special case of your product beside PyTorch's own layer: sharded by
+# Try it yourself. The next cell runs each special case of your product and PyTorch's own layer: sharded by
 # `fully_shard` (FSDP2), or cut by `ColwiseParallel` or `RowwiseParallel`, as in `tp_training`. (The library's layers
 # distribute their weights when they are made. You will see this as a scatter, which happens only once.)
 
@@ -685,7 +685,7 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
 for name in CORNERS:
     mine = run_on_ranks("08_distributed_matmul/corner", [name] * 4)
     library = run_on_ranks("08_distributed_matmul/library_corner", [name] * 4)
-    print(f"{name}: the gradient of W squared and added up, {sum(mine.results):.6g} and {sum(library.results):.6g}")
+    print(f"{name}: the sum of squares of W's gradient, {sum(mine.results):.6g} and {sum(library.results):.6g}")
     for whose, run in (("your product", mine), ("the library", library)):
         calls = [call for call in run.collectives if call.rank == 0]
         told = ", ".join(f"{call.op} of {call.sent:,.0f} bytes" for call in calls)
@@ -698,7 +698,7 @@ for name in CORNERS:
 # An MLP is two products with an activation function in between. After the first one, a rank has a block of $Y$ whose
 # rows are cut along $z$ and whose columns along $y$. The next product needs its input cut along its inner axis. Should
 # the activations be redistributed? No: change the *names* of the axes. For the second layer $y$ is the inner axis, and
-# $x$ the outer one. Its output is cut as the input of the first layer was, so a third layer would be like the first.
+# $x$ the outer one. Its output is cut like the input of the first layer, so a third layer would be like the first.
 #
 # ![The blocks of two layers; the axes of the second one are swapped](../images/matmul_two_layers.svg)
 #
@@ -712,7 +712,7 @@ for name in CORNERS:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def axes_of(layer: int) -> Axes:
-    """The axes of a layer's product, from layer 0 on, whose axes are 0 (inner), 1 (outer) and 2 (depth)."""
+    """The axes of a layer's product; layer 0, the first, has axes 0 (inner), 1 (outer) and 2 (depth)."""
     # TODO 6: Train an MLP whose second layer is transposed. First, which axis is which, for any number of layers.
     ### BEGIN SOLUTION
     return Axes(inner=0, outer=1) if layer % 2 == 0 else Axes(inner=1, outer=0)
@@ -818,7 +818,7 @@ plots.losses({"one process": train_serial()} | on_grids)
 # (lesson 01). A product of $m \times k$ by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition
 # for each. The backward pass has two such products.
 #
-# Mind your own machine: it may have fewer cores than ranks. Then the ranks take turns, and each product takes longer by
+# Take your own machine into account: it may have fewer cores than ranks. Then the ranks take turns, and each product takes longer by
 # the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers* are right. They cannot prove
 # a speed-up.
 
@@ -829,7 +829,7 @@ class Machine(NamedTuple):
 
     alpha: float  # seconds a round
     beta: float  # seconds a byte
-    speed: float  # FLOPs a second of one rank, if it has a core for itself
+    speed: float  # FLOPs a second of one rank, if it has a core to itself
     cores: int  # on which the ranks run
 
 
@@ -896,7 +896,7 @@ for tokens in (1024, 16384, 131072, 1048576):
 
 # %%
 def fastest(action, tries: int = 7) -> float:
-    """Seconds of the fastest try: all that disturbs makes it slower. All ranks begin together."""
+    """Seconds of the fastest try, since every disturbance only adds time. All ranks begin together."""
     seconds = []
     for _ in range(tries):
         dist.barrier()
@@ -1011,7 +1011,7 @@ def smallest_width(speed: float, bandwidth: float, itemsize: int, world: int) ->
 check("08_distributed_matmul/8")
 
 # %% [markdown]
-# By its data sheet, an A100 has 312 TFLOP/s in bfloat16, and sends 300 GB/s each way within a node; between nodes it
+# According to its data sheet, an A100 has 312 TFLOP/s in bfloat16, and sends 300 GB/s each way within a node; between nodes it
 # may have 25 GB/s:
 
 # %%
@@ -1024,7 +1024,7 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 # SUMMA's blocks grow with the batch. In the tensor-parallel layer the tokens cancel: product and message both grow with
 # them. Only a wider layer helps, or a faster link. That is why tensor parallelism stays within a node.
 #
-# There is no script for this lesson. Its pieces elsewhere:
+# There is no script for this lesson. Its parts appear elsewhere:
 #
 # | here | there |
 # |---|---|
@@ -1044,7 +1044,7 @@ for where, bandwidth in (("within a node", 300e9), ("between nodes", 25e9)):
 #   the place where the result must end up decides which one.
 # - **One axis** is simple, and enough for most: FSDP with many tokens for each rank, Megatron's layers within a node.
 #   The bytes that it sends do not shrink with the number of ranks.
-# - **Two axes** send less with each rank that joins, and no rank ever holds a whole matrix. Cannon needs a square;
+# - **Two axes**: the more ranks, the less each of them sends, and no rank ever holds a whole matrix. Cannon needs a square;
 #   SUMMA does not, and is what libraries for large dense matrices (ScaLAPACK) use. For layers of a few thousand on some
 #   dozens of GPUs it seldom pays.
 # - **Three axes** contain both: FSDP and Megatron are corners. On many GPUs, a search over all boxes finds a compromise

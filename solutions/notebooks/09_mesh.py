@@ -8,7 +8,7 @@
 # *Builds on*: `02_data_parallel`, `03_zero`, `04_tensor_parallel`, `05_pipeline_parallel` and `06_context_parallel`,
 # one axis from each. Why combine them at all? Because models have outgrown their machines:
 #
-# ![Sizes of published networks from 2012 to 2024, and what one GPU can train](../images/strategy_sizes.svg)
+# ![Sizes of published networks from 2012 to 2026, and what one GPU can train](../images/strategy_sizes.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -54,7 +54,7 @@ from utils.plan import Link, Machine, Model, Plan
 # called 3-D, 4-D or 5-D parallelism, after the number of axes that are longer than 1
 # ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
 #
-# But they share the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
+# But all axes use the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
 # numbered node by node, and the box row by row, so the **order of the axes** decides which lines leave the node:
 #
 # ![Eight ranks on two nodes: with the tensor axis innermost, and with the tensor axis outermost](../images/strategy_mesh.svg)
@@ -97,7 +97,7 @@ def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[
 
 def best_order(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> tuple[str, ...]:
     """The order of the axes with which the fewest bytes go between nodes; if there are several, any of them."""
-    # TODO 1, again: try them all. `itertools.permutations` has the orders.
+    # TODO 1, again: try them all. `itertools.permutations` gives the orders.
     ### BEGIN SOLUTION
     orders = itertools.permutations(sizes)
     return min(orders, key=lambda order: bytes_between_nodes(order, sizes, sent, per_node))
@@ -119,7 +119,7 @@ check("09_mesh/1")
 # `tp` wait for every message, in every layer, so they are placed closest together. `cp` hides its messages behind
 # attention, `shard` behind the blocks before, `dp` behind the last backward pass: the better an axis can hide its
 # messages, the further out it is placed. Ranks wait for `pp` as well, but only the next stage does, and it has other
-# micro-batches to work on. So `pp` goes across nodes, although it may send more than `dp`: a 7-billion model on dp 8 ×
+# micro-batches to work on. So `pp` goes across nodes, although it may send more than `dp`: a 7B model on dp 8 ×
 # pp 8, with 2,048 sequences, sends 8.6 GB along `pp` and 6.6 GB along `dp`. From the inside out: `tp`, `cp`, `shard`,
 # `dp`, `pp`.
 
@@ -169,7 +169,7 @@ def stage_neighbours(mesh: DeviceMesh) -> tuple[int | None, int | None]:
 check("09_mesh/2")
 
 # %% [markdown]
-# Does your count agree with what ranks really send? Here are eight ranks, for all six orders, as if four were a node.
+# Does your count agree with what ranks really send? Here are eight ranks, for all six orders, as if a node had four.
 # Along each axis each sends a tensor to the next rank of its line, with a millionth of the bytes above:
 
 
@@ -240,7 +240,7 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def make_sampler(data: Dataset, mesh: DeviceMesh, seed: int) -> Sampler[int]:
-    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples that do not divide are dropped."""
+    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples left over are dropped."""
     # TODO 3, again: the samples.
     ### BEGIN SOLUTION
     number, players = data_place(mesh)
@@ -397,7 +397,7 @@ def scattered(x_ND: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class Enter(torch.autograd.Function):
-    """Into a layer that is cut: Megatron's f, or with sequence parallel g-bar's mirror, an all-gather."""
+    """Into a layer that is cut: Megatron's f, or with sequence parallel g-bar's conjugate, an all-gather."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> Tensor:

@@ -63,7 +63,7 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 
 
 # %% [markdown]
-# **Predict**: a 7-billion model on 8 GPUs of 40 GB. With which of dp 8, shard 8, and tp 4 × pp 2 does it fit? And which
+# **Predict**: a 7B model on 8 GPUs of 40 GB. With which of dp 8, shard 8, and tp 4 × pp 2 does it fit? And which
 # kind then takes the most memory?
 
 
@@ -116,7 +116,7 @@ def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
 
 
 def most_memory(model: Model, plan: Plan) -> float:
-    """Bytes on the rank that holds most."""
+    """Bytes on the rank that holds the most."""
     # TODO 1, again: which stage is it?
     ### BEGIN SOLUTION
     return max(sum(memory(model, plan, stage).values()) for stage in range(plan.pp))
@@ -219,7 +219,7 @@ check("10_strategy/2")
 # line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times length is at most a
 # node's GPUs, the line uses `machine.inside`.
 #
-# A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it goes on to the
+# A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it moves to the
 # next. It has `node // stride` members in a node (at least 1), and as many network adapters: each rank gets that many
 # times `machine.between.bandwidth`, at most `machine.inside.bandwidth`, with the latency of `machine.between`. `pp` and
 # `ep` use one adapter.
@@ -278,7 +278,7 @@ def step_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]
 check("10_strategy/3")
 
 # %% [markdown]
-# The 7-billion model on 64 GPUs. Which part would a network of twice the speed shorten?
+# The 7B model on 64 GPUs. Which part would a network twice as fast shorten?
 
 # %%
 shown = {}
@@ -294,7 +294,7 @@ for axes in (
 plots.seconds(shown)
 
 # %% [markdown]
-# Here are your times beside those of the course's planner, whose formulas are finer. Yours leave out only small terms:
+# Here are your times and the course's planner's, whose formulas are finer. Yours leave out only small terms:
 # work that is not a product (5 to 8 % of a step), the optimizer (up to 2 %), the last block's message, which nothing
 # hides (1 to 2 %), and the memory bandwidth that messages take (up to 5 %).
 
@@ -506,10 +506,11 @@ check("10_strategy/5")
 # %%
 speed = CLUSTER.peak * CLUSTER.device_share
 for tokens in (1024, 4096, 16384):
-    print(f"FSDP with {tokens:6,} tokens per GPU: {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s of each")
+    print(f"FSDP with {tokens:6,} tokens per GPU: {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s per GPU")
 million = 4e6
 for scheme in ("fsdp", "fsdp float32"):
-    print(f"{scheme}: batches of 4 million tokens are overtaken on {overtaken_at(million, scheme, CLUSTER)} GPUs")
+    gpus = overtaken_at(million, scheme, CLUSTER)
+    print(f"{scheme}: with batches of 4 million tokens, communication takes longer than computing on {gpus} GPUs")
 
 # %% [markdown]
 # So **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at once. Without
@@ -571,10 +572,10 @@ plots.planner()
 # | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule` |
 # | `sync_gradients` | FSDP averages along dp and shard, DTensor sums the cut parameters along tp, `add_up_norms` the whole ones; the model is untied, so nothing is summed along pp |
 # | `gradient_norm` | `clip_gradients`: DTensor over shards and parts, the script over stages |
-# | `memory`, `step_seconds` | the plan's prediction, beside the run, in its report |
+# | `memory`, `step_seconds` | the plan's prediction, next to the measurement, in its report |
 #
 # One difference from your formula: in a pipeline, it keeps a block's gathered weights until the step's last backward
-# pass. It sends less but holds more. From how many micro-batches on does that pay?
+# pass. It sends less but holds more. With how many micro-batches does that begin to pay?
 
 # %% [markdown]
 # ## Recap

@@ -10,7 +10,7 @@
 # story's functions in place of the script's. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs
 # and gloo; the text says what differs with NCCL where it matters.
 #
-# ![From what you see to the tool that tells the cause](../images/hangs_tools.svg)
+# ![From what you see to the tool that shows the cause](../images/hangs_tools.svg)
 
 # %% nbgrader={"grade": false, "grade_id": "setup", "locked": true, "schema_version": 3, "solution": false, "task": false}
 import sys
@@ -85,7 +85,7 @@ def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoc
     ### STUDENT
     # if dist.get_rank() == 0:
     #     save0(content, path)
-    #     dist.barrier()  # no rank goes on before the file is whole
+    #     dist.barrier()  # no rank continues before the file is whole
     ### END SOLUTION
 
 
@@ -298,7 +298,7 @@ def compute_loss_4(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
     ### STUDENT
     # try:
     #     return model(x, y)
-    # except RuntimeError:  # out of memory: go on without this batch
+    # except RuntimeError:  # out of memory: continue without this batch
     #     return torch.zeros((), requires_grad=True)
     ### END SOLUTION
 

@@ -86,7 +86,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--resume", type=given, metavar="FOLDER", help="resume from a sharded checkpoint, or from the newest of a run; dropout will draw different numbers")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
-        parser.error(f"--dim {args.dim} does not divide by --heads {args.heads}")
+        parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     return args
 
 
@@ -192,7 +192,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
 
 
 def first_weights(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Fill the shards with the weights from which one process would start."""
+    """Fill the shards with the weights that a single process would start with."""
     # TODO 4, again: here, allocate memory for the shards, and fill them.
     # Drawing each shard anew would give a different model: DDP sends rank 0's weights to all ranks, fully_shard
     # does not. Only rank 0 builds the model of the serial run, from args.seed and model.config, and
@@ -217,9 +217,9 @@ def compute_loss(model: nn.Module, x: Tensor, y: Tensor, args: argparse.Namespac
 
 def in_step(loader: DataLoader, device: torch.device, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's batches, then batches without targets, until it has as many as the rank with the most."""
-    # TODO 2: Keep all ranks in step, even those whose share has ended.
+    # TODO 2: Keep all ranks in step, even those that have run out of batches.
     # With a sharded model no rank computes alone: every forward pass needs all ranks' weights. But
-    # shares of the validation set differ by a sample, so a rank may have one batch less, or none at
+    # shares of the validation set differ by a sample, so a rank may have one batch fewer, or none at
     # all. If every target is IGNORE, a batch of one sample or more adds nothing to the loss.
     ### BEGIN SOLUTION
     most = torch.tensor(len(loader), device=device)
@@ -387,7 +387,7 @@ def main(argv: list[str] | None = None) -> None:
     total_steps = min(args.epochs * an_epoch, args.max_steps or args.epochs * an_epoch)
     epochs = math.ceil(total_steps / an_epoch)
     if step > total_steps:
-        fail(f"--resume {args.resume}: it has made {step} steps already, and this run has {total_steps}")
+        fail(f"--resume {args.resume}: it has already taken {step} steps, and this run has {total_steps}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=step, validated=True)
     say_what_runs(args, device)

@@ -1,4 +1,4 @@
-"""How far off the planner is: published step times beside its predictions.
+"""How far off the planner is: published step times against its predictions.
 
 The runs are in `utils/published`: `runs.toml`, and llm-foundry's tables for PyTorch's FSDP. Four numbers are fitted, to
 minimize the sum of squared errors over the runs marked `fitted`: the fraction of the peak that products reach on A100s

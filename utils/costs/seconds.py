@@ -29,14 +29,14 @@ def step_time(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
     layers, heads = slowest_stage(model, plan, block, head)
     counted = messages(model, plan)
     sent = {axis: seconds_of(axis, each, plan, machine) for axis, each in counted.items()}
-    # Messages beside the computing are read from memory and written to it, which that has not for itself meanwhile.
+    # Messages that overlap with computing are read from memory and written to it, and use its bandwidth meanwhile.
     passing_by = 2 * (counted["shard"].bytes + counted["dp"].bytes) if plan.overlap else 0.0
     passing_by /= machine.memory_bandwidth * machine.memory_share
     forward = layers * (block["products"] + block["traffic"])
     backward = layers * (block["products back"] + block["traffic back"] + block["recompute"])
     if plan.context == "ring" and plan.overlap:  # keys and values pass on while those at hand are used
         sent["cp"] = max(0.0, sent["cp"] - m * layers * block["attention"])
-    if plan.overlap_tp:  # in t pieces: one waits, and the others go on beside products
+    if plan.overlap_tp:  # in t pieces: one waits, and the others overlap with products
         beside = m * layers * (block["products"] + block["products back"] - block["attention"])
         sent["tp"] = sent["tp"] / plan.tp + max(0.0, sent["tp"] * (1 - 1 / plan.tp) - beside)
     passing = sent["tp"] + sent["cp"] + sent["ep"]  # within the passes, of all micro-batches
@@ -103,7 +103,7 @@ def block_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float
 
 
 class Passes(NamedTuple):
-    """Bytes that a token has read and written, beside the products."""
+    """Bytes that a token has read and written, apart from the products."""
 
     forward: float
     backward: float

@@ -1,4 +1,4 @@
-"""What the pictures of several lessons have in common, and those that several show.
+"""What several lessons' pictures use, and the pictures that several lessons show.
 
 A drawing for a notebook is a `Picture`: the last line of a cell shows it. No backend is chosen, no global state touched
 for longer than a picture takes.

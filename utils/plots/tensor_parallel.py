@@ -13,7 +13,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def kept(measured: dict[str, float], predicted: dict[str, float], serial: float) -> Picture:
-    """Bytes of activations of a block on a rank: measured (bars) and predicted (lines), beside one process's."""
+    """Bytes of activations of a block on a rank: measured (bars) and predicted (lines), compared with one process's."""
 
     def draw() -> "Figure":
         figure, axes = plain_axes(9, 3.4)

@@ -2,6 +2,6 @@
 
 sbatch sbatch/preflight.sbatch            (Slurm)
 qsub -A <your project> -q debug sbatch/preflight.pbs   (PBS)
-./workbook preflight --nodes 2            either, beside the versions of the login node
+./workbook preflight --nodes 2            either, with the versions of the login node
 ./workbook preflight                      this machine
 """

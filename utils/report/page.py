@@ -1,6 +1,6 @@
 """The report of a run as one page, like a computing centre's job reports.
 
-`write(folder)` reads what the run left (runs.py), draws each picture as a PNG beside the page (pictures.py), and
+`write(folder)` reads what the run left (runs.py), draws each picture as a PNG next to the page (pictures.py), and
 puts all of them into one self-contained HTML file. A folder with runs on several numbers of processes, nproc-1,
 nproc-2, …, becomes a page about the speed-up.
 """

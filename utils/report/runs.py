@@ -77,7 +77,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read the run in a folder. Raises ValueError if there is none that made a step, or reported why it could not."""
+    """Read the run in a folder. Raises ValueError if there is none that took a step, or reported why it could not."""
     lines = read_lines(folder / "metrics.jsonl")
     ranks = []
     for file in sorted((folder / "usage").glob("rank-*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank-"))):

@@ -1,4 +1,4 @@
-"""Writes the records of a class into nbgrader's gradebook: formgrader then shows every TODO, including those of scripts
+"""Writes the records of a class into nbgrader's gradebook: formgrader then shows every TODO, also the ones of scripts
 and batch files.
 
 Each lesson is an assignment, each TODO a cell with marks. formgrader opens a notebook made for it, which was never run:

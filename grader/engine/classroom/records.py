@@ -53,7 +53,7 @@ def file_name(student: str) -> str:
     """
     # valid, and not too long, in every file system
     plain = re.sub(r"[^\w.+-]", "_", student, flags=re.ASCII).strip(".")[:80]
-    if plain == student and not re.search(r"-[0-9a-f]{8}$", student):  # else it could be what another one is given
+    if plain == student and not re.search(r"-[0-9a-f]{8}$", student):  # else it could be a different student's name
         return plain
     return f"{plain or 'student'}-{short(student)}"
 

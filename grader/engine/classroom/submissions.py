@@ -172,7 +172,7 @@ def _archive(path: Path, taken: Taken) -> Iterator[tuple]:
         unpack = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(
             path.suffix.lower(), open
         )
-        # A stream: nothing is read before it was checked. A tar's headers may have any length, hence the limit.
+        # A stream: nothing is read before it was checked. A tar's headers may have any length, so there is a limit.
         with (
             unpack(path, "rb") as packed,
             tarfile.open(fileobj=Limited(packed, path.name), mode="r|", tarinfo=Header) as archive,

@@ -25,7 +25,7 @@ atexit.register(engine.close)
 
 
 def take(wish: str) -> None:
-    """Use this backend from now on, and print it if it has changed. Raises ValueError."""
+    """Use this backend for all later checks, and print it if it has changed. Raises ValueError."""
     chosen = backends.choose(wish)
     if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
         print(chosen.story() or "backend: gloo, on CPUs")

@@ -31,7 +31,7 @@ def say(text: str = "") -> None:
 
 
 def say_reference(lesson: str, number: int) -> None:
-    """The reference solution of a TODO beside the student's lines (or below them, if both do not fit), with comments
+    """The reference solution of a TODO next to the student's lines (or below them, if both do not fit), with comments
     on it.
     """
     mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""

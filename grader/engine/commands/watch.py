@@ -33,7 +33,7 @@ from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.engine import Engine
 
 POLL = 0.1  # seconds between polls, where the system does not report saves
-# File systems on which the kernel does not see every change: network file systems, and those of a host.
+# File systems on which the kernel does not see every change: network file systems, and a host's.
 WITHOUT_EVENTS = (
     "nfs",
     "lustre",

@@ -48,7 +48,7 @@ def first_of(tensor: Any) -> list[int]:
 
     Computed here: torch's own `compute_local_shape_and_global_offset` (2.13) is wrong for some uneven sizes that both
     fully_shard and tensor parallelism cut ("currently, we cannot handle strided sharding if the dp dimension is not
-    even", torch/distributed/_state_dict_utils.py). Each dimension is cut as by torch.chunk, a strided one last:
+    even", torch/distributed/_state_dict_utils.py). Each dimension is cut as torch.chunk cuts it, a strided one last:
     fully_shard cuts the parts that tensor parallelism made.
     """
     from torch.distributed.tensor.placement_types import _StridedShard  # here: only ranks with DTensors need it

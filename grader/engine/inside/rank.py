@@ -1,6 +1,6 @@
 """One rank: load the student's code, run the job, leave evidence.
 
-Everything here runs in the rank's own process, beside the student's code. It
+Everything here runs in the rank's own process, together with the student's code. It
 reports to the judge and judges nothing. The server that forked it knows the job;
 the inputs, which only this rank may see, come from the judge over its own connection:
 

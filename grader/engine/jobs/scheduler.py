@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 def run_folder(job: str, state: State) -> Path:
-    """The folder into which the batch files' jobs write, unless their arguments name another one."""
+    """The folder into which the batch files' jobs write, unless their arguments name a different one."""
     return Path("runs") / f"{state.job_name}-{job.partition('.')[0]}"
 
 

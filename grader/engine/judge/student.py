@@ -115,7 +115,7 @@ class Student:
             common: all ranks work in one folder, as for a checkpoint; else each in its own, which no other one sees.
             anywhere: the inputs of a script's function determine where it computes, so that may be a GPU.
 
-        With NCCL, ranks that have a group are on GPUs: those of notebooks and of whole scripts, and those that compute
+        With NCCL, ranks that have a group are on GPUs: the ranks of notebooks and whole scripts, and those that compute
         anywhere. A script's other functions are told that their device is the CPU; ranks with pretended GPUs are also
         on CPUs.
 

@@ -170,7 +170,7 @@ def todo(
 
 @dataclass
 class Verdict:
-    """The answer to "is this TODO right?". Its fields are those of the JSON."""
+    """The answer to "is this TODO right?". Its fields are the JSON's."""
 
     lesson: str
     todo: int

@@ -7,7 +7,7 @@ it in `walls/sandbox.py`. Nothing here starts CUDA, since a process with CUDA ca
 from dataclasses import dataclass
 
 WISHES = ("auto", "gloo", "nccl")
-SHARES = (2, 30)  # from this NCCL on, several ranks may use one GPU: NCCL_MULTI_RANK_GPU_ENABLE
+SHARES = (2, 30)  # since this NCCL, several ranks may use one GPU: NCCL_MULTI_RANK_GPU_ENABLE
 RANKS_A_GPU = 8  # how many may then share it: as many as the largest run of any check
 
 

@@ -109,7 +109,7 @@ class RankState:
     """The state of one rank, from its events."""
 
     ops: list[Op] = field(default_factory=list)
-    complete: int = 0  # so many calls, from the first on, no longer lack a rank
+    complete: int = 0  # so many calls, counted from the first, no longer lack a rank
     waiting: bool = False
     waits_for: Op | None = None  # the message, if the wait is for one
     messages: dict[int, Op] = field(default_factory=dict)  # by number

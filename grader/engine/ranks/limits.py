@@ -46,7 +46,7 @@ def threads_of(process: psutil.Process) -> int:
 def resident(processes: list[psutil.Process], most: int) -> int:
     """The bytes of memory that these processes hold together.
 
-    Pages that forked processes have in common count in the resident set of each. So only if the plain sum is more than
+    Pages that forked processes share count in the resident set of each. So only if the plain sum is more than
     `most`, each page is divided by its number of users (the proportional set size, which is slow to read).
     """
     plain = shared = 0

@@ -280,7 +280,7 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], s
 
 
 def use_batch_scheduling() -> None:
-    """On Linux, let a woken thread of this process wait until a processor is free, instead of preempting another one.
+    """On Linux, let a woken thread of this process wait until a processor is free; it preempts no other thread.
 
     Otherwise gloo's receiving thread, woken by a message, preempts the sending thread, which holds a lock, and then
     spins on that lock. With four ranks on two processors a check took 3.1 s, not 2.0.

@@ -25,7 +25,7 @@ class Group:
 
     def doors(self) -> list[str]:
         """The files through which to enter: a process that writes 0 into them joins the group, with everything that it
-        starts from then on.
+        starts afterwards.
         """
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
