@@ -323,6 +323,19 @@ def test_each_fault_is_told_apart_and_named(engine, name):
     assert run.own_time < 2 * pulse.SLEEP_LIMIT and run.fault_after < 60
 
 
+@pytest.mark.parametrize(
+    ("words", "loop"),
+    [
+        ("makes one call after another", "dist.all_reduce(torch.ones(1))"),
+        ("waits for none of them", "works.append(dist.all_reduce(torch.ones(1), async_op=True))"),
+    ],
+)
+def test_an_endless_loop_that_communicates_ends(engine, words, loop):
+    """Each of its calls is a sign of life."""
+    fault = launch(engine, f"works = []\nwhile True:\n    {loop}\n").fault
+    assert (fault.cause, fault.where[1]) == ("hang", 7) and words in fault.message
+
+
 def test_a_right_run_after_each_kind_of_end(engine):
     for body in ("os._exit(3)", "while True: pass", "raise ValueError"):
         assert launch(engine, body).fault
