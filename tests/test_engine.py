@@ -204,6 +204,13 @@ FAULTS = {
         dist.barrier()
         """,
     ),
+    "a message from rank -1": (
+        "crash",
+        0,
+        5,
+        "there is no rank -1 in a group of 2",
+        "dist.recv(torch.ones(1), rank - 1) if rank == 0 else dist.barrier()",
+    ),
     "endless loop": ("hang", 1, 5, "runs without end", "while rank == 1: pass"),
     "endless sleep": (
         "hang",
