@@ -204,6 +204,13 @@ FAULTS = {
         dist.barrier()
         """,
     ),
+    "a message from rank -1": (
+        "crash",
+        0,
+        5,
+        "there is no rank -1 in a group of 2",
+        "dist.recv(torch.ones(1), rank - 1) if rank == 0 else dist.barrier()",
+    ),
     "endless loop": ("hang", 1, 5, "runs without end", "while rank == 1: pass"),
     "endless sleep": (
         "hang",
@@ -321,6 +328,19 @@ def test_each_fault_is_told_apart_and_named(engine, name):
     assert words in fault.message
     # Twice the longest silence that is borne; benchmarks/faults.py measures both.
     assert run.own_time < 2 * pulse.SLEEP_LIMIT and run.fault_after < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "loop"),
+    [
+        ("makes one call after another", "dist.all_reduce(torch.ones(1))"),
+        ("waits for none of them", "works.append(dist.all_reduce(torch.ones(1), async_op=True))"),
+    ],
+)
+def test_an_endless_loop_that_communicates_ends(engine, words, loop):
+    """Each of its calls is a sign of life."""
+    fault = launch(engine, f"works = []\nwhile True:\n    {loop}\n").fault
+    assert (fault.cause, fault.where[1]) == ("hang", 7) and words in fault.message
 
 
 def test_a_right_run_after_each_kind_of_end(engine):

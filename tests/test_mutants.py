@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
-from grader.engine.judge import mutants, seeds
+from grader.engine.judge import mutants, mutations, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
@@ -48,6 +48,21 @@ def test_a_judge_that_accepts_everything_is_found_out(engine, monkeypatch):
     monkeypatch.setattr(module, "test_todo1_three_collectives", blind)
     found = list(mutants.trials(engine, "01_collectives", only=[1]))
     assert all(not trial.right for trial in found if trial.kind not in ("right", "alone"))
+
+
+def test_each_place_of_a_solution_can_be_changed():
+    body = (
+        "for part in parts:\n    if part.size > 1:\n        send(part.clone(), rank, async_op=True)\nreturn total / 2"
+    )
+    found = dict(mutations.changes(body))
+    assert len({*found.values()}) == len(found) and all(text != body for text in found.values())
+    for words in ("without “send(", "all but the last of parts", "> 1” turned", "without .clone", "0 for rank"):
+        assert any(words in name for name in found), words
+
+
+def test_what_passes_although_it_was_changed_is_listed():
+    done = CliRunner().invoke(app, ["mutants", "09_mesh/5", "--changes", "2"])
+    assert done.exit_code == 0 and "of 2 changes pass" in done.output
 
 
 def test_a_lesson_without_answers_is_one_line(monkeypatch):

@@ -572,7 +572,7 @@ ATTACKS = [
             + 'from grader.engine.inside import observe\nwhile True:\n    observe.Line.mine.socket.sendall(b\'{"e": "step",'
             ' "t": 0}\\n\' * 10000)'
         ),
-        says="more calls",
+        says="one call after another",
     ),
     Attack(
         "unlinked files",

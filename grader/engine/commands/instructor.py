@@ -297,6 +297,10 @@ def autograder(
 def mutants(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LESSON | LESSON/TODO]...")] = None,
     seed: Annotated[str, typer.Option(help="seed of the checks' numbers; default: the seed for practice")] = "",
+    changes: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="instead, change N places of each solution by rules; list what passes"),
+    ] = 0,
 ) -> None:
     """Grade the grader: it must reject wrong answers and accept alternative right ones."""
     needs_solutions()
@@ -304,11 +308,14 @@ def mutants(
     for name in names or exercises():
         lesson, number = todo_named(name) if "/" in name else (exercise_named(name), None)
         chosen.setdefault(lesson, []).extend([number] if number else [])
+    from grader.engine.judge import mutants as grader_graded
+
+    if changes:
+        grader_graded.list_survivors(chosen, changes, seed)
+        return
     for lesson in chosen:
         if not (lessons.COURSE / "grader" / "mutants" / f"{lesson}.py").is_file():
             fail(f"there is no grader/mutants/{lesson}.py, which holds the answers to try")
-    from grader.engine.judge import mutants as grader_graded
-
     raise typer.Exit(grader_graded.run(chosen, seed))
 
 

@@ -365,6 +365,9 @@ def announce(line: Line, name: str, given: dict) -> dict:
         raise ValueError(f"process group {group.group_name} is not registered: it has been destroyed")
     kept.add(group)
     members = members_of(group)
+    peer = given.get("dst", given.get("src"))
+    if peer is not None and not 0 <= peer < len(members):  # gloo would wait for it forever
+        raise ValueError(f"there is no rank {peer} in a group of {len(members)}: they count from 0")
     where, *callers = line.frames() or [None]
     event = described(name, given, members) | dict(
         name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from grader.engine.judge import mutations
 from grader.engine.judge.answers import Answer, answered, solved
 from grader.engine.judge.judge import Judge, needed, needs_of
 from grader.engine.judge.verdict import ALIKE, Verdict
@@ -79,6 +80,16 @@ def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: st
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         right = right and ALIKE not in (own.seen or "")
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), since(started))
+
+
+def changed(engine: Engine, lesson: str, chosen: Collection[int], most: int, seed: str = "") -> Iterator[Trial]:
+    """Try solutions with one small change each, `most` of them for each TODO: see `mutations.py`."""
+    for todo in chosen:
+        for answer in mutations.changed(lesson, todo, most, seed):
+            started = time.perf_counter()
+            others = {*lessons.titles(lesson)} - {todo}
+            own = judge_of(engine, lesson, answered(lesson, answer), others, seed).verdict(todo)
+            yield Trial(lesson, "changed", todo, answer.name, not own.passed, first_failure([own]), since(started))
 
 
 def right_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
@@ -151,6 +162,22 @@ def first_failure(seen: list[Verdict]) -> str:
         return "all pass"
     alike = f" (expected and seen alike: {failed[0].expected})" if ALIKE in (failed[0].seen or "") else ""
     return f"TODO {failed[0].todo} {failed[0].cause}: {failed[0].message}{alike}"
+
+
+def list_survivors(chosen: dict[str, list[int]], most: int, seed: str = "") -> None:
+    """Print which changes of solutions pass: each is a gap in a check, or does not matter, as a reader decides."""
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    with Engine() as engine:
+        for lesson, only in chosen.items():
+            if line := lessons.lacking(lesson):
+                console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
+                continue
+            tried = passed = 0
+            for trial in changed(engine, lesson, only or list(lessons.titles(lesson)), most, seed):
+                tried, passed = tried + 1, passed + (not trial.right)
+                if not trial.right:
+                    console.print(f"{lesson}/{trial.todo} {escape(trial.name)}", soft_wrap=True, highlight=False)
+            console.print(f"{lesson}: {passed} of {tried} changes pass; read them")
 
 
 def run(chosen: dict[str, list[int]], seed: str = "") -> int:

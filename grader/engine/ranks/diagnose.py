@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Where = list  # [unit, line, function]
+IN_FLIGHT = 500  # calls of one rank that have started and that it has not waited for; right answers have 222 at most
 
 
 class Fault(Exception):
@@ -114,6 +115,7 @@ class RankState:
     waits_for: Op | None = None  # the message, if the wait is for one
     messages: dict[int, Op] = field(default_factory=dict)  # by number
     from_anybody: dict[int, dict] = field(default_factory=dict)  # receives whose sender is not yet known
+    in_flight: set[tuple[str, int]] = field(default_factory=set)  # messages ("of") and collectives ("work"), by number
     gone: str | None = None  # how it ended, in words
     last: Where | None = None  # the last line of the student's code in an event
 
@@ -133,6 +135,8 @@ class Diagnosis:
         state = self.ranks[rank]
         state.last = event.get("where") or state.last
         aside = event.get("aside")  # a wait in another thread does not stop the rank
+        if event["e"] in ("done", "future"):
+            state.in_flight -= {(kind, event[kind]) for kind in ("of", "work") if kind in event}
         if event["e"] in ("wait", "done"):
             if not aside:
                 state.waiting = event["e"] == "wait"
@@ -146,10 +150,32 @@ class Diagnosis:
         elif event["e"] == "again":
             return self.waited_twice(rank, event)
         elif event["e"] == "op":
+            if fault := self.too_many(rank, event):
+                return fault
             if event["op"] in ("send", "recv"):
                 return self.message(rank, event)
             self.collective(rank, event)
         return None
+
+    def too_many(self, rank: int, event: dict) -> Fault | None:
+        """An endless loop that starts calls: each is an event, so silence does not show it."""
+        calls = self.ranks[rank].in_flight
+        calls |= {(kind, event[name]) for kind, name in (("of", "id"), ("work", "work")) if name in event}
+        if len(calls) <= IN_FLIGHT:
+            return None
+        op = Op(rank, event, 0)
+        return Fault(
+            "hang",
+            f"rank {rank} starts {op.at()}, while {IN_FLIGHT:,} earlier calls are in flight: it waits for none of them,"
+            " and starts more without end",
+            rank,
+            op.where,
+            expected="the code ends",
+            seen=f"more than {IN_FLIGHT:,} calls in flight",
+            also=op.callers,
+            callers=op.callers,
+            told=[op],
+        )
 
     def join(self, rank: int, event: dict) -> Fault | None:
         other = self.joined.setdefault(event["rank"], rank)

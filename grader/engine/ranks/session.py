@@ -17,7 +17,7 @@ from pathlib import Path
 
 from grader.engine.ranks import events, limits
 from grader.engine.ranks.connection import Connection
-from grader.engine.ranks.diagnose import Diagnosis, Fault, Where
+from grader.engine.ranks.diagnose import Diagnosis, Fault, Where, place
 from grader.engine.ranks.endings import Endings
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.pulse import TICK, Pulse
@@ -25,7 +25,8 @@ from grader.engine.ranks.run import Run
 from grader.engine.ranks.traces import Traces
 
 PATIENCE = 0.3  # seconds of the ranks' own time to wait for more ranks at a call that is already wrong
-TOO_MUCH, TOO_MANY = 5_000_000, 50_000  # the most bytes and events that a rank may report in one run
+# The most bytes and events that a rank may report in one run; right answers need 290,000 bytes and 2,100 events.
+TOO_MUCH, TOO_MANY = 5_000_000, 20_000
 LINUX = sys.platform == "linux"
 SO_PASSCRED = 16  # asm-generic/socket.h: the kernel reports which process sent a message
 CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred of linux/socket.h
@@ -172,14 +173,7 @@ class Session:
             or len(self.run.events[rank]) > TOO_MANY
             or len(self.rest[connection]) > events.LONGEST
         ):
-            self.fault = self.fault or Fault(
-                "hang",
-                f"rank {rank} makes more calls than a judge can follow",
-                rank,
-                self.diagnosis.ranks[rank].last,
-                expected="the code ends",
-                seen=f"{len(self.run.events[rank])} calls",
-            )
+            self.fault = self.fault or self.without_end(rank)
             return
         for line in lines:
             try:
@@ -192,6 +186,18 @@ class Session:
                     expected="the course's own records",
                     seen=line[:80].decode(errors="replace"),
                 )
+
+    def without_end(self, rank: int) -> Fault:
+        """The fault of a rank that reports more than any right answer: a loop that communicates and does not end."""
+        reported, last = len(self.run.events[rank]), self.diagnosis.ranks[rank].last
+        return Fault(
+            "hang",
+            f"rank {rank} makes one call after another without end, now at {place(last)}",
+            rank,
+            last,
+            expected="the code ends",
+            seen=f"{reported:,} events, and more to come",
+        )
 
     def take(self, rank: int, event: dict) -> None:
         """Handle an event of a rank."""
