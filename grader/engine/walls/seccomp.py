@@ -34,10 +34,6 @@ FORBIDDEN = {  # name: its number on x86_64 (asm/unistd_64.h) and on aarch64 (as
     "kcmp": (312, 272),
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setaffinity": (203, 122),
-    "sched_setattr": (314, 274),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -51,7 +47,14 @@ CLONE3 = (
     435  # its flags lie in memory, where seccomp cannot look: it is not there, and the C library takes clone instead
 )
 CLONE_NEWUSER = 0x10000000
-SOCKET, PRLIMIT = (41, 198), (302, 261)
+SOCKET = (41, 198)
+ITSELF = {  # a process may call these for itself alone, with 0 as the first argument
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
 # Permitted sockets: AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, through which gloo lists the interfaces. Not all others
 # have namespaces: AF_VSOCK leads to a virtual machine's host.
 FAMILIES = AF_UNIX, _, _, AF_NETLINK = (1, 2, 10, 16)
@@ -88,8 +91,8 @@ def forbid_calls(libc: ctypes.CDLL, services: bool) -> None:
         (ANY_BIT, 0, 1, CLONE_NEWUSER),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
     ]
-    # It may set limits only for itself (first argument 0), and may not use services of this machine.
-    for number, allowed in ((PRLIMIT, (0,)), (SOCKET, FAMILIES if services else FAMILIES[1:])):
+    # Without `services`, no sockets by which it could use those of this machine.
+    for number, allowed in (*((call, (0,)) for call in ITSELF.values()), (SOCKET, FAMILIES[not services :])):
         program += [
             (LOAD, 0, 0, 0),
             (EQUAL, 0, len(allowed) + 2, number[machine]),
