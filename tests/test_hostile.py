@@ -363,6 +363,8 @@ def test_every_signal_that_ends_a_rank_has_a_name(number):
         b'{"e": "done", "of": [1]}',
         b'{"e": "joins", "rank": "0", "where": null}',
         b'{"e": "step"' + b" " * 300_000 + b"}",
+        b'{"e": "mark", "of_its_own": [[], []]}',
+        b'{"e": "step", "of_its_own": {}}',
         b'{"e": "kill", "where": ["a", 1]}',
         (
             b'{"e": "op", "op": "send", "name": "", "group": [0], "shape": [1], "dtype": null, "bytes": 1, "detail":'
