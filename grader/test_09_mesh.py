@@ -26,8 +26,10 @@ from grader.kit import (
     close,
     same_numbers,
     check_sent,
+    sent_by,
     written,
     Fault,
+    Private,
     Wrong,
     cases,
     expect,
@@ -542,14 +544,13 @@ def due_on_rank(code, rank, world):
     return [[plain(code.due(axis, fact)) for axis in AXES] for fact in facts_of(code)]
 
 
-def gradients_on_rank(code, rank, world, todo):
+def gradients_on_rank(code, rank, world, todo, words):
     found = []
-    for case in todo:
+    for case, mine in zip(todo, words):
         mesh = mesh_of(case["sizes"])
         piece = code.Piece(weights_of(case["model"]), mesh, case["sequence_parallel"])
         ends = code.group_of_ends(mesh)
-        place = box(case["sizes"])[rank]
-        x, y = my_part(case, place)
+        x, y = map(torch.tensor, mine)
         code.forward_backward(piece, x.flatten(), y.flatten(), count=case["batch"] // players_of(case) * case["length"])
         before = {name: p.grad.clone() for name, p in piece.parameters.items()}
         mark()
@@ -579,7 +580,7 @@ def weights_of(model):
 
 
 def text_of(case):
-    draw = torch.Generator().manual_seed(case["model"][-1] + 1)
+    draw = torch.Generator().manual_seed(case["words"])
     text = torch.randint(case["model"][0], (case["batch"], case["length"] + 1), generator=draw)
     return text[:, :-1], text[:, 1:]
 
@@ -677,7 +678,7 @@ def test_todo4_gradients(student):
             length = sizes.get("cp", 1) * sizes["tp"] * draw.randint(2, 3)
             case = {"sizes": shuffled(draw, sizes), "sequence_parallel": sequence_parallel}
             case |= {"model": [draw.randint(9, 15), dim, hidden, layers, draw.randint(1, 999)]}
-            case |= {"batch": players * draw.randint(1, 2), "length": length}
+            case |= {"batch": players * draw.randint(1, 2), "length": length, "words": draw.randrange(1 << 40)}
             must_add_up(student, case)
             todos[world].append(case)
     (seen,) = student.call(due_on_rank, world=1, group=False).evidence
@@ -687,7 +688,12 @@ def test_todo4_gradients(student):
             "Along pp, only a tied parameter is on two stages, the two ends: `ends` is their group, and None for a"
             " stage between them.",
         ):
-            run = student.call(gradients_on_rank, world=world, todo=of_world)
+            told = [{name: case[name] for name in case if name != "words"} for case in of_world]
+            parts = [
+                [[x.tolist() for x in my_part(case, box(case["sizes"])[rank])] for case in of_world]
+                for rank in range(world)
+            ]
+            run = student.call(gradients_on_rank, world=world, todo=told, words=Private(parts))
         found = cases(run.events)
         for number_of_case, case in enumerate(of_world):
             serial, ranks = (
@@ -710,7 +716,7 @@ def check_gradients(serial, case, ranks, events):
     parallel = "with" if case["sequence_parallel"] else "without"
     told = f"{spoken_mesh(sizes)}, {parallel} sequence parallel"
     for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
-        most = 0.0
+        most = least = 0.0
         for name, got in mine["gradients"].items():
             cut, some, tied = mine["facts"][name]
             right, parts = serial[name], 0.0
@@ -735,7 +741,8 @@ def check_gradients(serial, case, ranks, events):
             lengths = [sizes.get(axis, 1) for axis in ("dp", "shard", "cp")]
             lengths += [sizes["tp"] if some and not cut else 1, 2 if tied and sizes["pp"] > 1 else 1]
             most += sum(2 * (length - 1) / length * 4 * right.numel() for length in lengths)
-        check_sent(f"{told}, the gradients", events, most, 0, "more than needed", [rank])
+            least += 2 * right.numel() * (max(lengths) > 1)  # half of what comes from any one of the others
+        check_sent(f"{told}, the gradients", events, most, least, "more than needed", [rank])
 
 
 def taken_for(right, parts, sizes, cut, some, tied):
@@ -767,13 +774,12 @@ def ratio(got, right):
 # TODO 5: the norm of the whole gradient
 
 
-def norm_on_rank(code, rank, world, todo):
+def norm_on_rank(code, rank, world, todo, pieces):
     found = []
-    for case in todo:
+    for case, mine in zip(todo, pieces):
         mesh = mesh_of(case["sizes"])
-        place = box(case["sizes"])[rank]
         parameters, facts = {}, {}
-        for name, cut, some, tied, values in pieces_of(case, place):
+        for name, cut, some, tied, values in mine:
             parameters[name] = torch.nn.Parameter(torch.zeros(len(values), dtype=getattr(torch, case["dtype"])))
             parameters[name].grad = torch.tensor(values, dtype=getattr(torch, case["dtype"]))
             facts[name] = code.Fact(cut, some, tied)
@@ -852,7 +858,9 @@ def test_todo5_norm(student):
             "A stage may hold nothing that is cut, or nothing else, or no table. Do all ranks make the same calls, with"
             " as many numbers?",
         ):
-            run = student.call(norm_on_rank, world=world, todo=todo)
+            told = [{name: case[name] for name in ("sizes", "dtype")} for case in todo]
+            parts = [[pieces_of(case, box(case["sizes"])[rank]) for case in todo] for rank in range(world)]
+            run = student.call(norm_on_rank, world=world, todo=told, pieces=Private(parts))
         events = cases(run.events)
         for number_of_case, case in enumerate(todo):
             told = f"gradient_norm {spoken_mesh(case['sizes'])}, gradients in {case['dtype']}"
@@ -875,7 +883,11 @@ def test_todo5_norm(student):
                 expect(
                     mine[number_of_case]["kept"], f"{told}: changes a gradient", "the same gradients", "others", rank
                 )
-            check_sent(told, events[2 * number_of_case], 400, 0, "a few numbers are enough")
+            seen = events[2 * number_of_case]
+            check_sent(told, seen, 400, 0, "a few numbers are enough")
+            alone = case["sizes"]["pp"] * case["sizes"]["tp"] == 1
+            sent = sum(sent_by(mine, rank) for rank, mine in enumerate(seen))
+            expect(alone or sent > 0, f"{told}: no rank sends anything, so none can know the others' part", "> 0", sent)
 
 
 def norm_of(case, tensors, count=lambda cut, tied: 1):

@@ -17,7 +17,6 @@ Stages are cut, split and sharded by the check itself, unless the check is about
 without the others. They are in float64 where no data type is part of the question: there rounding hides nothing.
 """  # noqa: E501
 
-import io
 import math
 import warnings
 from argparse import Namespace
@@ -31,7 +30,6 @@ from torch import nn
 
 from grader.kit import (
     EXACT,
-    SAME_WEIGHTS,
     Fault,
     Peak,
     Private,
@@ -70,6 +68,7 @@ from grader.kit import (
     todo,
     check_parts_travel,
     ring_bytes,
+    check_last_weights,
 )
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
@@ -1336,14 +1335,7 @@ def check_law(student, serials):
                 rank,
             )
         same_report(told, lines, reported(run, f"out-{case}"))
-        saved = torch.load(io.BytesIO(run.files[f"out-{case}/model-final.pt"]), weights_only=True)["model"]
-        for name, weight in final.items():
-            expect(
-                name in saved and torch.allclose(saved[name], weight, rtol=0, atol=SAME_WEIGHTS),
-                f"{told} the last weights are not the serial run's ({name})",
-                "equal weights",
-                "others",
-            )
+        check_last_weights(told, run.files[f"out-{case}/model-final.pt"], final)
         check_parts_travel(
             told.rstrip(","), cases(run.events)[case][:world], len(steps) * due_in_a_step(flags, layers), len(steps)
         )

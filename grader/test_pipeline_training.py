@@ -25,7 +25,6 @@ from torch import nn
 
 from grader.kit import (
     REL,
-    SAME_WEIGHTS,
     TINY,
     Fault,
     Peak,
@@ -56,6 +55,7 @@ from grader.kit import (
     tiny_model,
     todo,
     check_parts_travel,
+    check_last_weights,
 )
 from utils.data import IGNORE, Windows
 from utils.loss import head_loss
@@ -1313,29 +1313,13 @@ def serial_run(student, argv=ARGV):
 
 def same_weights(told, serial, run, out, pp):
     """The last checkpoint holds the serial run's last weights, under their names."""
-    import io
-
     expect(
         f"{out}/model-final.pt" in run.files,
         f"{told} there is no model-final.pt",
         "model-final.pt",
         sorted(run.files)[:4],
     )
-    saved = torch.load(io.BytesIO(run.files[f"{out}/model-final.pt"]), weights_only=True)["model"]
-    final = serial.evidence[0]["weights"]
-    expect(
-        set(saved) == set(final),
-        f"{told} the checkpoint does not hold all weights of the model",
-        len(final),
-        len(saved),
-    )
-    for name, weight in final.items():
-        expect(
-            torch.allclose(saved[name], weight, rtol=0, atol=SAME_WEIGHTS),
-            f"{told} the last weights are not the serial run's ({name})",
-            weight,
-            saved[name],
-        )
+    check_last_weights(told, run.files[f"{out}/model-final.pt"], serial.evidence[0]["weights"])
 
 
 @todo(

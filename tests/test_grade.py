@@ -120,6 +120,8 @@ def test_another_seed_is_another_class(course, graded, handed_in):
         (["nowhere", "--out", "o"], "no such folder"),
         ([".", "--out", "o", "--sandbox", "yes"], "bubblewrap, landlock or off"),
         ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
+        ([".", "--out", "o", "--sandbox", "landlock", "--jobs", "2"], "one submission at a time"),
+        ([".", "--out", "o", "--sandbox", "landlock", "--jobs", "2", "--slurm"], "one submission at a time"),
     ],
 )
 def test_mistakes_are_one_line(course, tmp_path, args, said):

@@ -10,10 +10,14 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
+import zipfile
 from contextlib import suppress
 
 import psutil
 import pytest
+import torch
 from nbgrader.api import Gradebook
 
 import hostile.corpus
@@ -26,7 +30,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
 from grader.engine.ranks.engine import Engine
 from grader.engine.walls import sandbox
-from grader.kit import check_parts_travel, same_run
+from grader.kit import check_last_weights, check_parts_travel, same_run
 from hostile import brothers
 from hostile.posts import ALL
 from hostile.corpus import ATTACKS, NAMES
@@ -146,6 +150,47 @@ def test_a_few_bytes_or_one_large_call_are_not_a_run_of_many_steps():
         check_parts_travel("it", said(1000, 1), 1000, 5)
 
 
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("CANARY",)
+
+
+def checkpoint(held, **how):
+    content = io.BytesIO()
+    torch.save(held, content, **how)
+    return content.getvalue()
+
+
+def packed():
+    """As torch.save does not write it: a gigabyte of zeros in a megabyte."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data/0", bytes(1 << 20) * 64)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (checkpoint({"model": Bomb()}), "does not load"),
+        (checkpoint({"model": Bomb()}, _use_new_zipfile_serialization=False), "does not load"),
+        (packed(), "is packed"),
+        (b"]" * 1000, "does not load"),
+        (checkpoint(torch.zeros(())), "does not hold all weights"),
+        (checkpoint({"model": ["weight"]}), "does not hold all weights"),
+        (checkpoint({"model": {"weight": "x" * 9}}), "last weights are not"),
+        (checkpoint({"model": {"weight": torch.zeros(()).expand(1 << 20, 1 << 20)}}), "last weights are not"),
+    ],
+)
+def test_a_checkpoint_that_ranks_left_runs_no_code_and_takes_no_memory(tmp_path, monkeypatch, content, says):
+    """Of weights, the one thing that the judge unpickles: values only."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Wrong, match=says):
+        check_last_weights("told,", content, {"weight": torch.zeros(3, 3)})
+    assert not list(tmp_path.iterdir())
+    check_last_weights("told,", checkpoint({"model": {"weight": torch.zeros(3, 3)}}), {"weight": torch.zeros(3, 3)})
+
+
 def a_class(tmp_path):
     """A class with one record for each strange name."""
     (tmp_path / "records").mkdir()
@@ -230,6 +275,20 @@ def test_the_gradebook_bears_any_name(tmp_path):
         assert len(book.students) == len(NAMES)
 
 
+@pytest.mark.skipif(not psutil.LINUX, reason="the limit is Linux's")
+def test_the_judge_has_a_limit_of_memory_and_says_so_by_an_error():
+    text = "from grader.engine.classroom import worker; worker.limit_memory(); bytearray(worker.MEMORY)"
+    done = subprocess.run([sys.executable, "-c", text], cwd=lessons.COURSE, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.strip().endswith("MemoryError")
+
+
+def test_what_walls_lack_is_among_what_the_command_prints():
+    """It does so before the first mark, in red, if something is OPEN."""
+    assert "OPEN" not in str(sandbox.BUBBLEWRAP)
+    for words in ("network", "OPEN: size", "ports", "permissions"):
+        assert words in str(sandbox.LANDLOCK)
+
+
 def test_the_main_process_opens_no_archive(tmp_path, monkeypatch):
     """It asks at a resubmission whether a submission has changed; a header of pax took it 25 s."""
     hostile.corpus.pax_digits(tmp_path / "s")
@@ -304,6 +363,8 @@ def test_every_signal_that_ends_a_rank_has_a_name(number):
         b'{"e": "done", "of": [1]}',
         b'{"e": "joins", "rank": "0", "where": null}',
         b'{"e": "step"' + b" " * 300_000 + b"}",
+        b'{"e": "mark", "of_its_own": [[], []]}',
+        b'{"e": "step", "of_its_own": {}}',
         b'{"e": "kill", "where": ["a", 1]}',
         (
             b'{"e": "op", "op": "send", "name": "", "group": [0], "shape": [1], "dtype": null, "bytes": 1, "detail":'

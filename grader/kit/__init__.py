@@ -20,7 +20,7 @@
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `sound`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
-| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
+| scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
 from grader.engine.inside.given import Given
@@ -57,6 +57,7 @@ from grader.kit.scripts import (
     SAME_WEIGHTS,
     check_checkpoint,
     check_dealt,
+    check_last_weights,
     corpus,
     each_once,
     losses,

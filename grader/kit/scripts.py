@@ -127,8 +127,29 @@ def check_checkpoint(
         )
 
 
+def check_last_weights(told: str, content: bytes, right: dict[str, torch.Tensor]) -> None:
+    """The checkpoint holds the serial run's last weights, under their names."""
+    saved = loaded(content)
+    held = saved.get("model") if isinstance(saved, dict) else None
+    expect(
+        isinstance(held, dict) and set(held) == set(right),
+        f"{told} the checkpoint does not hold all weights of the model",
+        sorted(right),
+        sorted(map(str, held)) if isinstance(held, dict) else type(held).__name__,
+    )
+    for name, weight in right.items():
+        part = held[name]
+        whole_one = type(part) is torch.Tensor and part.shape == weight.shape
+        expect(
+            whole_one and torch.allclose(part, weight, rtol=0, atol=SAME_WEIGHTS),
+            f"{told} the last weights are not the serial run's ({name})",
+            weight,
+            part if whole_one else f"{type(part).__name__} {tuple(getattr(part, 'shape', ()))}",
+        )
+
+
 def loaded(content: bytes) -> Any:
-    """What a checkpoint holds, read with torch alone."""
+    """What a checkpoint holds, read with torch alone: values only, and no code is run."""
     if zipfile.is_zipfile(io.BytesIO(content)):  # as torch.save writes it: nothing in it is packed, so nothing grows
         packed = [
             entry
@@ -147,7 +168,7 @@ def loaded(content: bytes) -> Any:
         raise Wrong(
             "the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
             "a dictionary of tensors",
-            str(error).splitlines()[0],
+            (str(error) or type(error).__name__).splitlines()[0],
         ) from None
 
 

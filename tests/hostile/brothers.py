@@ -99,6 +99,28 @@ for family in (f for f in range(1, 64) if f not in (1, 2, 10, 16)):
         except OSError:
             pass
 """
+DATAGRAMS = """
+import socket
+for family in (socket.AF_INET, socket.AF_INET6):
+    for kind in (2, 3, 5, 2 | socket.SOCK_CLOEXEC):
+        for protocol in (0, 1, 17, 58, 132, 136):
+            try:
+                socket.socket(family, kind, protocol)
+                loot.append((family, kind, protocol))
+            except OSError:
+                pass
+"""
+PACE = """
+for pid in {1, *range(2, os.getpid())} - {os.getpid()}:
+    for name, call in (('affinity', lambda: os.sched_setaffinity(pid, os.sched_getaffinity(pid))),
+                       ('policy', lambda: os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))),
+                       ('nice', lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)))):
+        try:
+            call()
+            loot.append((name, pid))
+        except OSError:
+            pass
+"""
 OPEN_ALREADY = """
 for number in os.listdir('/proc/self/fd'):
     try:
@@ -245,6 +267,22 @@ BROTHERS = [
         "vsock leads to a virtual machine's host",
         "seccomp: four families",
         raising(FAMILIES),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "junk datagrams",
+        "UDP, ping and the like: bytes on the network that nobody reads",
+        "seccomp: streams alone",
+        raising(DATAGRAMS),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "the pace of others",
+        "their processors, their turn, their niceness",
+        "seccomp: no such call",
+        raising(PACE),
         says=NOTHING,
         landlock=True,
     ),
