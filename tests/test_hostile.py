@@ -24,7 +24,7 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 from grader.kit import check_parts_travel, same_run
 from hostile import brothers
@@ -93,12 +93,12 @@ def test_without_walls_they_would_get_through(tmp_path):
                 assert any("does not say “the loot is []”" in problem for problem in trial.wrong), trial
 
 
-def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_nothing(engine):
+def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_nothing(runner):
     """They have its losses and its weights."""
     ddp = importlib.import_module("grader.test_ddp_training")
     alone = "import os\nos.environ['WORLD_SIZE'] = '1'\n"
     units = [unit._replace(text=alone + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
-    cheat = Student(engine, "ddp_training", units, [])
+    cheat = Student(runner, "ddp_training", units, [])
     with pytest.raises(Wrong, match=r"on 2 ranks: rank 0 sends only 0 bytes, by nothing"):
         same_run(ddp.serial_run(cheat), ddp.whole_run(cheat, 2), 2)
 
@@ -126,7 +126,7 @@ def test_ranks_that_train_the_whole_serial_run_and_forge_its_messages_are_flagge
     ddp = importlib.import_module("grader.test_ddp_training")
     text = SAYS_IT_TRAVELLED.format(ops=ops)
     units = [unit._replace(text=text + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
-    with Engine() as outside, Engine(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
+    with Runner() as outside, Runner(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
         cheat = Student(inside, "ddp_training", units, [])
         ddp.whole_run(cheat, 2)
     assert len(cheat.suspicions) == 1 and cheat.suspicions[0].endswith("over their network went 0")

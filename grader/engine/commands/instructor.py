@@ -91,15 +91,15 @@ def build(
     chosen = names or builder.all_stems()
     problems = builder.check_sources(names)
     if not problems:  # broken sources cannot be judged
-        from grader.engine.ranks.engine import Engine
+        from grader.engine.ranks.runner import Runner
 
-        with Engine() as engine:
-            engine.start()
+        with Runner() as runner:
+            runner.start()
             from grader.engine.judge import audit
 
             for line in audit.unchecked(chosen):
                 say(escape(line))
-            problems = audit.problems(engine, chosen)
+            problems = audit.problems(runner, chosen)
     for problem in problems:
         say(escape(problem))
     say("nothing is wrong" if not problems else f"{len(problems)} problems")
@@ -219,12 +219,12 @@ def grade(
 def seed_for_a_class(stems: list[str]) -> str:
     """A seed with which right answers pass: it is tested on the reference solutions, with gloo."""
     from grader.engine.judge.seeds import fit_for_a_class
-    from grader.engine.ranks.engine import Engine
+    from grader.engine.ranks.runner import Runner
 
     say("[dim]testing the seed of this class on the reference solutions[/]")
-    with Engine() as engine:
-        engine.start()
-        return fit_for_a_class(engine, stems, lambda line: say(escape(line)))
+    with Runner() as runner:
+        runner.start()
+        return fit_for_a_class(runner, stems, lambda line: say(escape(line)))
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

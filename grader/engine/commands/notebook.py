@@ -16,20 +16,20 @@ from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
 from grader.engine.ranks import backends, evidence
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
-engine = Engine(kept=True)  # warm from the first check to the kernel's end
-atexit.register(engine.close)
+runner = Runner(kept=True)  # warm from the first check to the kernel's end
+atexit.register(runner.close)
 
 
 def take(wish: str) -> None:
     """Use this backend from now on, and print it if it has changed. Raises ValueError."""
     chosen = backends.choose(wish)
-    if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
+    if chosen != runner.backend and (chosen.story() or runner.backend.gpus):
         print(chosen.story() or "backend: gloo, on CPUs")
-    engine.backend = chosen
+    runner.backend = chosen
 
 
 def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto") -> Verdict:
@@ -37,10 +37,10 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; write LESSON/NUMBER, such as 01_collectives/1")
-    engine.start()
+    runner.start()
     take(backend)
-    passed = Passed(lesson, engine.backend)
-    judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
+    passed = Passed(lesson, runner.backend)
+    judge = Judge(runner, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
     found = judge.verdict(int(number))
     if cells:  # in JupyterLab, which sends cell ids; under nbgrader there is no progress to record
         remember([found])
@@ -87,7 +87,7 @@ def own_run(
             f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
     take(backend)
-    run = engine.run(
+    run = runner.run(
         Job(
             units,
             on_gpus=True,

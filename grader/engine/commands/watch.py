@@ -30,7 +30,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons
 from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 POLL = 0.1  # seconds between polls, where the system does not report saves
 # File systems on which the kernel does not see every change: network file systems, and those of a host.
@@ -55,7 +55,7 @@ KEYS = "[dim]h hint · n next lesson · l list · r check again · q quit[/]"
 
 
 def recheck(
-    engine: Engine,
+    runner: Runner,
     lesson: str,
     first: int | None = None,
     show: Callable[[Verdict], None] = lambda verdict: None,
@@ -66,7 +66,7 @@ def recheck(
 
     `show` is called with each verdict as soon as it is known. None if `stop` returned true between two of them.
     """
-    judge = Judge(engine, lesson, target, passed=None if target else Passed(lesson, engine.backend))
+    judge = Judge(runner, lesson, target, passed=None if target else Passed(lesson, runner.backend))
     if first in judge.checks:
         show(judge.verdict(first))
     for number in sorted(judge.checks):
@@ -99,8 +99,8 @@ def must_poll(folder: Path) -> bool:
 class Watch:
     """The loop and its state; `only` are the TODOs of the student's track, None for the whole course."""
 
-    def __init__(self, engine: Engine, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
-        self.engine, self.lesson, self.only = engine, lesson, only
+    def __init__(self, runner: Runner, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
+        self.runner, self.lesson, self.only = runner, lesson, only
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()  # "saved", or a key
         self.verdicts: list[Verdict] = []
         self.first: int | None = None  # the TODO that the student works on
@@ -155,7 +155,7 @@ class Watch:
             if self.live and sys.stdin.isatty():
                 say(KEYS)
             return True
-        verdicts = recheck(self.engine, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
+        verdicts = recheck(self.runner, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
         if verdicts is None:
             return False
         remember(verdicts)

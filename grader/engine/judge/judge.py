@@ -29,7 +29,7 @@ from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, te
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.events import NOTHING
 from grader.engine.ranks.run import Run
 from grader.engine.walls import plain
@@ -40,7 +40,7 @@ class Judge:
 
     def __init__(
         self,
-        engine: Engine,
+        runner: Runner,
         lesson: str,
         target: str | Path | None = None,
         units: list[lessons.Unit] | None = None,
@@ -69,7 +69,7 @@ class Judge:
             self.known[number] = self._say(number, "pass", None)
         try:
             self.student = Student(
-                engine,
+                runner,
                 lesson,
                 lessons.units(lesson, target, latest) if units is None else units,
                 lessons.batch_units(lesson, target) if batch is None else batch,
