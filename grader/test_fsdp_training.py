@@ -354,9 +354,8 @@ def test_todo3_shard(student):
             "a parameter taken twice",
             0,
         )
-        for strategy in sorted(
-            chosen, key=("full", "grad", "hybrid", "none").index
-        ):  # a parameter that is not sharded is reported first
+        # A parameter that is not sharded is reported first.
+        for strategy in sorted(chosen, key=("full", "grad", "hybrid", "none").index):
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = held_by_one(everything, shards)

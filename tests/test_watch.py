@@ -119,9 +119,8 @@ def test_a_kill_leaves_nothing_running(course, watch):
     watched = watch("ddp_training")
     watched.until("watching")
     deadline = time.monotonic() + LIMIT
-    while (
-        len(psutil.Process(watched.process.pid).children(recursive=True)) < 3
-    ):  # the server and two ranks, in their loop
+    process = psutil.Process(watched.process.pid)
+    while len(process.children(recursive=True)) < 3:  # the server and two ranks, in their loop
         assert time.monotonic() < deadline and watched.process.poll() is None
         time.sleep(0.02)
     watched.end(signal.SIGTERM)
