@@ -29,7 +29,7 @@ from torch import nn
 
 from grader.kit import (
     Fault,
-    Line,
+    Reporter,
     Wrong,
     check_answers,
     collectives,
@@ -135,7 +135,7 @@ def own_gradients(number, users, seeds):
 
 
 def tell(what, **about):
-    Line.mine.say(e=what, **about)
+    Reporter.mine.say(e=what, **about)
 
 
 def watch_gradients(model):
@@ -896,14 +896,14 @@ class told_passes:
     def __enter__(self):
         self.plain = torch.autograd.backward
 
-        def told(*args, **kwargs):
+        def reported(*args, **kwargs):
             tell("backward")
             try:
                 self.plain(*args, **kwargs)
             finally:
                 tell("backward over")
 
-        torch.autograd.backward = told
+        torch.autograd.backward = reported
 
     def __exit__(self, *_):
         torch.autograd.backward = self.plain

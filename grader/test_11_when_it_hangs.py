@@ -343,7 +343,7 @@ def test_todo05_meeting_place(student):
             [mine.refused or mine.how for mine in ranks],
         )
         for mine in ranks:
-            place = (mine.place or mine.told).rpartition(":")[0]
+            place = (mine.place or mine.address).rpartition(":")[0]
             expect(
                 place.split(".")[0] in (stand_ins.NODES[0], f"{stand_ins.NODES[0]}i") or place == "10.0.1.1",
                 f"{told}: node {mine.node} looks for the others at “{place}”, which is not the first node",

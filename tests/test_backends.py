@@ -227,8 +227,8 @@ class TestCommands:
                 runner,
                 """
                 dist.barrier()
-                from grader.engine.inside.observe import Line
-                Line.mine.say(e="unfit", text="no mark, please")
+                from grader.engine.inside.observe import Reporter
+                Reporter.mine.say(e="unfit", text="no mark, please")
                 """,
             )
         assert run.fault.cause == "crash" and "makes no sense" in run.fault.message
@@ -295,8 +295,8 @@ def test_and_random_numbers_are_those_of_the_cpu():
 
 
 BY_HOST = """
-from grader.engine.inside.observe import Line, mark, merciless_messages
-Line.mine.host = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
+from grader.engine.inside.observe import Reporter, mark, merciless_messages
+Reporter.mine.host = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
 mark()
 """
 
@@ -341,7 +341,7 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
             """
             from torch.distributed import distributed_c10d as c10d
             from grader.engine.inside import observe, on_gpu
-            observe.Line.mine.on_gpu, observe.Line.mine.merciless, late = True, True, []
+            observe.Reporter.mine.on_gpu, observe.Reporter.mine.merciless, late = True, True, []
             on_gpu.settle = lambda: late.pop().add_(5)
 
             class NCCL:
@@ -354,7 +354,7 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
             call = eval(compile("lambda f, k, *a: f(k, *a)", c10d.__file__, "eval"))  # it must come from there
             tensor = torch.zeros(2)
             call(kernel, torch._C._dispatch_keyset_full(), [tensor], dist.group.WORLD.boxed())
-            return [tensor, len(observe.Line.mine.in_flight)]
+            return [tensor, len(observe.Reporter.mine.in_flight)]
             """,
             world=1,
         )
@@ -370,7 +370,7 @@ def test_who_waits_busily_for_a_call_to_begin_is_no_loop():
             """
             from torch.distributed import distributed_c10d as c10d
             from grader.engine.inside import observe
-            observe.Line.mine.on_gpu = True
+            observe.Reporter.mine.on_gpu = True
 
             class NCCL:
                 _schema = torch.ops.c10d.allreduce_.default._schema

@@ -108,12 +108,12 @@ SAYS_IT_TRAVELLED = """
 import os
 os.environ["WORLD_SIZE"] = "1"
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from grader.engine.inside.observe import Line
+from grader.engine.inside.observe import Reporter
 def travelled(optimizer, *_):
     size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     about = dict(group=[0, 1], name="1/0", shape=[size], dtype="float32", bytes=4 * size, detail=None, where=None)
     for op in {ops}:
-        Line.mine.say(e="op", op=op, callers=[], ours=False, **about)
+        Reporter.mine.say(e="op", op=op, callers=[], ours=False, **about)
 register_optimizer_step_post_hook(travelled)
 """
 

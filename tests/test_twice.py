@@ -143,7 +143,7 @@ def test_few_checks_bear_one_call_only():
 
 
 def launch(runner, body, second=True):
-    text = "from grader.engine.inside.observe import Line\nfrom grader.engine.inside import evidence\n"
+    text = "from grader.engine.inside.observe import Reporter\nfrom grader.engine.inside import evidence\n"
     text += "def work(rank, world):\n" + textwrap.indent(body, "    ") + "\n"
     how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None)
     return runner.run(Job([Unit("train/x.py", text, "")], **how))
@@ -161,15 +161,16 @@ def test_two_calls_are_kept_apart(runner):
 
 def test_a_crash_in_the_second_call_is_its_own(runner):
     run = launch(
-        runner, "print('once')\nif not hasattr(Line, 'was'):\n    Line.was = 1\n    return rank\nraise KeyError('x')"
+        runner,
+        "print('once')\nif not hasattr(Reporter, 'was'):\n    Reporter.was = 1\n    return rank\nraise KeyError('x')",
     )
     assert run.fault is None and run.evidence == [0, 1]
     assert run.second.fault.cause == "crash" and "KeyError" in run.second.fault.message
 
 
-@pytest.mark.parametrize("forged", ["pass", "evidence.write(Line.mine.own / 'evidence', 7)"])
+@pytest.mark.parametrize("forged", ["pass", "evidence.write(Reporter.mine.own / 'evidence', 7)"])
 @pytest.mark.parametrize("second", [True, False])
 def test_a_boundary_that_a_stranger_tells_gains_nothing(runner, forged, second):
-    run = launch(runner, f"{forged}\nLine.mine.say(e='boundary')\nreturn 8", second)
+    run = launch(runner, f"{forged}\nReporter.mine.say(e='boundary')\nreturn 8", second)
     fault = run.fault or run.second.fault
     assert fault.cause == "crash" and ("makes no sense" in fault.message or "no evidence" in fault.message)

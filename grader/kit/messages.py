@@ -11,7 +11,7 @@ WAITING = (
 )
 
 
-def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
+def check_delivery(told: str, events: Sequence[list[dict]]) -> list[Message]:
     """The messages in these events, if each was waited for before its tensor was used and before its rank returned,
     and if all would have come through without buffers. `told`: what was asked for, in words.
     """
@@ -51,6 +51,6 @@ def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
             hint=WAITING,
             also=deadlock.also,
             callers=deadlock.callers,
-            told=deadlock.told,
+            ops=deadlock.ops,
         )
     return messages

@@ -50,8 +50,8 @@ def test(
         needs_solutions()
         stems = [exercise_named(name) for name in args or []] or exercises()
         chosen = [*(seed or []), *(trials.drawn() for _ in range(premises or seeds))]
-        told = (stems, chosen, lambda line: say(escape(line)))
-        raise typer.Exit(not (rehearsals.trial(*told) if premises else trials.trial(*told, others=True)))
+        asked = (stems, chosen, lambda line: say(escape(line)))
+        raise typer.Exit(not (rehearsals.trial(*asked) if premises else trials.trial(*asked, others=True)))
     if not (lessons.COURSE / "tests").is_dir():
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
     workers = str(min(os.cpu_count() or 1, 4))  # a test spends most of its time waiting for ranks or a kernel to start

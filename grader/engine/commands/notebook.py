@@ -53,8 +53,8 @@ def afterwards(name: str) -> str:
     lines = reference.reference(lesson, int(number))
     if lines is None:
         return ""
-    told = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
-    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{told}"
+    text = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
+    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{text}"
 
 
 class RanksRun(NamedTuple):
@@ -101,8 +101,8 @@ def own_run(
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")
     if run.fault:
-        told = named_places(explain_broken_cell(run, units).message, units)
-        raise RanksStopped(f"{function} on {len(inputs)} ranks: {told}")
+        message = named_places(explain_broken_cell(run, units).message, units)
+        raise RanksStopped(f"{function} on {len(inputs)} ranks: {message}")
     events = cases(run.events)[0]
     messages, deadlock = rehearse(events)
     if deadlock:

@@ -96,8 +96,8 @@ def check(
                     continue
                 judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
-                    told = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
-                    if not told:  # once: it belongs to no TODO
+                    known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
+                    if not known:  # once: it belongs to no TODO
                         say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:

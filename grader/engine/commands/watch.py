@@ -104,7 +104,7 @@ class Watch:
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()  # "saved", or a key
         self.verdicts: list[Verdict] = []
         self.first: int | None = None  # the TODO that the student works on
-        self.live = console.is_terminal
+        self.on_terminal = console.is_terminal
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -152,7 +152,7 @@ class Watch:
         if line := lessons.lacking(self.lesson):
             self.clear()
             say(escape(f"{self.lesson} is not checked: {line}"))
-            if self.live and sys.stdin.isatty():
+            if self.on_terminal and sys.stdin.isatty():
                 say(KEYS)
             return True
         verdicts = recheck(self.runner, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
@@ -180,9 +180,9 @@ class Watch:
         if not open_ones:
             which = "All TODOs of your track in" if self.only is not None else "All TODOs of"
             say(f"[green]{which} {self.lesson} are right.[/] " + after(self.lesson))
-        elif self.live or open_ones[0] not in early:  # without a screen to clear, it was printed already
+        elif self.on_terminal or open_ones[0] not in early:  # without a screen to clear, it was printed already
             say_verdict(open_ones[0])
-        if self.live and sys.stdin.isatty():
+        if self.on_terminal and sys.stdin.isatty():
             say(KEYS)
         return True
 
@@ -201,7 +201,7 @@ class Watch:
         return self.only is None or any(stem == lesson and number in (None, todo) for stem, todo in self.only)
 
     def clear(self) -> None:
-        if self.live:
+        if self.on_terminal:
             console.clear()
 
     def wait_for_saves(self, folders: list[Path]) -> None:

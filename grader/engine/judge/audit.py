@@ -57,11 +57,11 @@ def said(lesson: str) -> Iterator[str]:
         if not about.why.strip():
             yield f"{lesson}/{number}: does not say why it matters"
     if lessons.has_solutions():
-        told = reference.texts(lesson)
-        for number in sorted(told.keys() ^ titles(lesson).keys()):
+        texts = reference.texts(lesson)
+        for number in sorted(texts.keys() ^ titles(lesson).keys()):
             yield f"{lesson}/{number}: solutions/after/{lesson}.md has a text without a TODO, or lacks one"
-        for number in (number for number, text in told.items() if not 0 < len(text) <= LONGEST):
-            yield f"{lesson}/{number}: {len(told[number])} characters to read after a pass, not 1 to {LONGEST}"
+        for number in (number for number, text in texts.items() if not 0 < len(text) <= LONGEST):
+            yield f"{lesson}/{number}: {len(texts[number])} characters to read after a pass, not 1 to {LONGEST}"
         for path in ("docs/questions.md", "solutions/answers.md"):
             numbers = paragraphs(path).get(lesson, [])
             if numbers != list(range(1, QUESTIONS + 1)):

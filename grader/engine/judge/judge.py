@@ -206,9 +206,9 @@ class Judge:
         a result, and its own message about `None` would not help.
         """
         for run in runs:
-            for rank, told in sorted(run.strange.items()):
-                if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
-                    return broken_promise(rank, told)
+            for rank, event in sorted(run.strange.items()):
+                if self.owner(event["where"]) in (number, None) and only in ("", event["returned"]):
+                    return broken_promise(rank, event)
         return None
 
     def not_contiguous(self, number: int, runs: list[Run]) -> Fault | None:
@@ -269,7 +269,7 @@ class Judge:
         innermost line in a TODO, if possible in this one.
         """
         message, done = problem.message, 0
-        for op in problem.told:
+        for op in problem.ops:
             found = message.find(f" at {op.line}", done)
             if found < 0:
                 continue
@@ -404,8 +404,8 @@ def not_understood(error: Exception) -> Fault:
     """A check that crashed, and the line that did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    told = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
-    return Fault("crash", told[:500])
+    message = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
+    return Fault("crash", message[:500])
 
 
 def check_module(lesson: str) -> ModuleType:

@@ -139,9 +139,9 @@ class Student:
         for rank, touched in sorted(run.touched.items()):
             for event in touched:
                 if event["e"] == "overwritten":
-                    told = f"{event['name']}: what an earlier call has returned is overwritten by a later one"
+                    message = f"{event['name']}: what an earlier call has returned is overwritten by a later one"
                     right, seen = "a new tensor from each call", "the same memory, with different numbers"
-                    return Fault("wrong_value", told, rank, event["where"], expected=right, seen=seen, hint=AGAIN)
+                    return Fault("wrong_value", message, rank, event["where"], expected=right, seen=seen, hint=AGAIN)
                 name, argument, change = (event[field] for field in ("name", "argument", "change"))
                 if re.match(r"\w*", argument)[0] not in self.in_place:
                     return Fault(
@@ -221,7 +221,7 @@ class Student:
         self.starts, self.said = seen["starts"], seen["said"]
         return batch.started(seen)
 
-    def told(self, name: str) -> str:
+    def variable(self, name: str) -> str:
         """A variable in the environment of the processes that the last submitted file started; "" if it is not set."""
         return self.starts[0]["env"].get(name, "")
 

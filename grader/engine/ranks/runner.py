@@ -84,12 +84,12 @@ class Runner:
             raise RuntimeError(f"the fork-server does not start: {why}") from None
         inside = self.server.sandbox
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))
-        told = inside.folder / folder.name if inside else folder
+        inner = inside.folder / folder.name if inside else folder
         try:
             job.make_folders(folder)
             try:
                 with sandbox.held(folder) as seen:
-                    return Session(self.server, job, seen, told, devices).watch()
+                    return Session(self.server, job, seen, inner, devices).watch()
             except ServerGone:
                 raise
             except BaseException:  # e.g. an interrupt: it is unknown which messages are still to come
