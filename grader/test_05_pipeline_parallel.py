@@ -1726,14 +1726,10 @@ def test_todo6_execute(student):
 
 
 def check_goes_to(student):
-    questions = [
-        ([kind, number, chunk], source, p, p * v)
-        for p, v in ((1, 1), (2, 1), (3, 2), (4, 3))
-        for kind in "FBIW"
-        for chunk in range(v)
-        for source in range(p)
-        for number in (0, 2)
-    ]
+    questions = []
+    for p, v in ((1, 1), (2, 1), (3, 2), (4, 3)):
+        for kind, chunk, source, number in itertools.product("FBIW", range(v), range(p), (0, 2)):
+            questions.append(([kind, number, chunk], source, p, p * v))
     (answers,) = student.call(goes_on_rank, world=1, group=False, questions=questions).evidence
     for (action, source, p, stages), answer in zip(questions, answers, strict=True):
         stage = action[2] * p + source + {"F": 1, "B": -1, "I": -1, "W": 0}[action[0]]

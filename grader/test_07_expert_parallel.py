@@ -370,7 +370,7 @@ def test_todo2_mixture(student):
         right = right_mixture(h, gates, chosen, layers)
         (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         check_shape(f"{what}: the result", found["out"], (n, dim), kind)
-        check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
+        check_work(what, found["experts"], load_of(chosen, experts))
         check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
         check_gradients(what, found, {"h": h, "gates": gates}, layers, rel, dtype=kind)
 
@@ -815,6 +815,10 @@ def traffic(chosen, place, each, row_bytes):
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: capacity
+
+
+def load_of(chosen, experts):
+    return [sum(row.count(e) for row in chosen) for e in range(experts)]
 
 
 def right_drop(chosen, experts, limit):
@@ -1282,7 +1286,7 @@ class Whole(nn.Module):
         self.margin = margin(logits.detach(), self.k)
         each = len(h) // self.shares
         shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
-        self.load = [[sum(row.count(e) for row in share) for e in range(len(self.experts))] for share in shares]
+        self.load = [load_of(share, len(self.experts)) for share in shares]
         if self.factor is not None:
             limit = self.limit or math.ceil(self.factor * each * self.k / len(self.experts))
             self.last_limit = limit
@@ -1323,7 +1327,8 @@ def serial(seeds, experts, k, factor):
         layers = [block.mlp for block in model.blocks]
         smallest = min(smallest, *(layer.margin for layer in layers))
         losses.append(loss.item())
-        dropped += sum(e < 0 for layer in layers for share in layer.kept for row in share for e in row)
+        for layer in layers:
+            dropped += sum(row.count(-1) for share in layer.kept for row in share)
         if step == STEPS:
             break
         optimizer.zero_grad()

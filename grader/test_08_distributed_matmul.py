@@ -577,17 +577,11 @@ def test_todo3_cannon(student):
         matrices = [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]
         plans.append((ranks, dtype, merciless, matrices))
         must_skew(student, math.isqrt(ranks), matrices)
-    check_answers(
-        student,
-        {
-            ("inner_index", (row, column, step, side)): (row + column + step) % side
-            for side in (3, 4)
-            for row in range(side)
-            for column in range(side)
-            for step in range(side)
-        },
-        wrong="is not what will happen",
-    )
+    answers = {}
+    for side in (3, 4):
+        for row, column, step in itertools.product(range(side), repeat=3):
+            answers["inner_index", (row, column, step, side)] = (row + column + step) % side
+    check_answers(student, answers, wrong="is not what will happen")
     check_squares(student)
     todo = Private([[cannon_case(plan, rank) for plan in plans] for rank in range(9)])
     with hinted(NO_RECEIVER, "hang"), hinted(OTHER_BLOCK, "mismatch"):

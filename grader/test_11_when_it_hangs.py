@@ -391,7 +391,8 @@ def collate_on_rank(code, rank, world, batches):
 )
 def test_todo06_collate(student):
     draw = student.draw("words")
-    sound = [[draw.choice([w for w in range(31) if w != 22]) for _ in range(4)] for _ in range(5)]
+    words = [w for w in range(31) if w != 22]
+    sound = [[draw.choice(words) for _ in range(4)] for _ in range(5)]
     sound[2][1] = 22  # not its first word
     broken = [list(row) for row in sound]
     place = draw.randrange(5)
