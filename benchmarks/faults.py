@@ -30,7 +30,7 @@ from rich.table import Table
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks import backends
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 LESSON, TODO, FAULTY = "ddp_training", 10, 1
 MARK = "WORKBOOK_FAULTS"  # every process that comes of this one inherits it, orphans too
@@ -114,9 +114,9 @@ def main() -> None:
         talks_by = backend.name if backend.devices(3) else "gloo"
     except backends.NoBackend as problem:
         parser.error(str(problem))
-    with Engine(backend=backend) as engine, tempfile.TemporaryDirectory() as folder:
-        warm_up(engine, source)
-        results = [judge(engine, source, case, Path(folder) / "fault", args.limit) for case in CASES]
+    with Runner(backend=backend) as runner, tempfile.TemporaryDirectory() as folder:
+        warm_up(runner, source)
+        results = [judge(runner, source, case, Path(folder) / "fault", args.limit) for case in CASES]
     left = len(descendants())
     show(results, left, talks_by)
     if args.json:
@@ -124,19 +124,19 @@ def main() -> None:
     raise SystemExit(0 if not left and all(result["right"] for result in results) else 1)
 
 
-def warm_up(engine: Engine, source: str) -> None:
+def warm_up(runner: Runner, source: str) -> None:
     """The solution passes: what fails below fails by its fault. And the fork-server is up."""
-    verdict = verdict_on(engine, source, {})
+    verdict = verdict_on(runner, source, {})
     if not verdict.passed:
         raise SystemExit(f"the solution itself fails: {verdict.message}")
 
 
-def verdict_on(engine: Engine, source: str, bodies: dict[int, str]):
+def verdict_on(runner: Runner, source: str, bodies: dict[int, str]):
     text = regions.compose(source, solved=regions.titles(source), bodies=bodies)
-    return Judge(engine, LESSON, units=[lessons.Unit(f"train/{LESSON}.py", text, source)]).verdict(TODO)
+    return Judge(runner, LESSON, units=[lessons.Unit(f"train/{LESSON}.py", text, source)]).verdict(TODO)
 
 
-def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) -> dict:
+def judge(runner: Runner, source: str, case: Case, stamp: Path, limit: float) -> dict:
     stamp.unlink(missing_ok=True)
     on_rank1 = textwrap.indent(
         "os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep',"
@@ -144,9 +144,9 @@ def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) ->
         "    ",
     )
     body = case.body.replace("RANK1", f"if dist.get_rank() == {FAULTY}:\n{on_rank1}")
-    verdict = verdict_on(engine, source, {TODO: body})
+    verdict = verdict_on(runner, source, {TODO: body})
     seconds = time.time() - float(stamp.read_text())
-    left = len(settled(engine))
+    left = len(settled(runner))
     right = (
         verdict.status == "fail"
         and verdict.cause == case.cause
@@ -167,10 +167,10 @@ def judge(engine: Engine, source: str, case: Case, stamp: Path, limit: float) ->
     }
 
 
-def settled(engine: Engine) -> list[psutil.Process]:
+def settled(runner: Runner) -> list[psutil.Process]:
     """What still runs apart from the fork-server and zombies. A killed process takes a moment to vanish."""
     deadline = time.monotonic() + 0.5
-    while (left := descendants(engine.server.process.pid)) and time.monotonic() < deadline:
+    while (left := descendants(runner.server.process.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
 
@@ -201,7 +201,7 @@ def show(results: list[dict], left: int, backend: str) -> None:
     for r in results:
         print(f"{r['fault']}: {r['message']}")
     print(
-        f"{sum(r['right'] for r in results)} of {len(results)} told apart; {left} processes left after the engine"
+        f"{sum(r['right'] for r in results)} of {len(results)} told apart; {left} processes left after the runner"
         " closed"
     )
 

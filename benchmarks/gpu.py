@@ -19,7 +19,7 @@ import torch
 
 from grader.engine.lesson.lessons import COURSE, Unit
 from grader.engine.ranks import backends, evidence
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 
 # GPT-2's size, its words rounded up to a multiple of 64, as in nanoGPT.
@@ -46,10 +46,10 @@ def start_seconds(backend: backends.Backend) -> dict[int, float]:
     """Seconds of a run that only adds up one tensor, by the number of ranks: what CUDA and NCCL take to start."""
     text = "import torch.distributed as dist\ndef add(x, rank, world):\n    dist.all_reduce(x)\n    return x\n"
     seconds = {}
-    with Engine(backend=backend) as engine:
+    with Runner(backend=backend) as runner:
         for world in (1, 1, 2, 4):  # the first one starts the server, too, and is forgotten
             began = time.perf_counter()
-            run = engine.run(
+            run = runner.run(
                 Job(
                     [Unit("add.py", text, "")],
                     module="grader.engine.inside.rank",

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from grader import test_hybrid_training as checks
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.kit import Run, corpus, reported
 
 LONG = [*checks.ARGV, "--layers", "4", "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3", "--log-every", "1"]
@@ -47,8 +47,8 @@ def difference(serial: list[dict], job: Run) -> float:
 
 def main() -> None:
     print("ranks  steps  largest difference  shape")
-    with Engine() as engine:
-        student = Student(engine, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
+    with Runner() as runner:
+        student = Student(runner, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
         serial = reported(student.serial(["--data", "data", "--out", "out", *LONG], corpus(student)))
         steps = sum(line["kind"] == "step" for line in serial)
         for flags in sys.argv[1:] or SHAPES:

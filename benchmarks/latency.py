@@ -38,8 +38,8 @@ TODOS = len(lessons.titles(LESSON))
 # Two wrong answers, so that each save changes the file. Either is found out by one run of two ranks.
 WRONG = ("return (total / count).item()", "dist.all_reduce(total)\nreturn (total / count).item()")
 WATCH = (
-    "from grader.engine.ranks.engine import Engine; from grader.engine.commands.watch import Watch\n"
-    "with Engine() as e: Watch(e, {lesson!r}).run()"
+    "from grader.engine.ranks.runner import Runner; from grader.engine.commands.watch import Watch\n"
+    "with Runner() as e: Watch(e, {lesson!r}).run()"
 )
 # What the check does on ranks, and nothing more. The file is the student's.
 COLD = """

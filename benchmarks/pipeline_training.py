@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from grader import test_pipeline_training as checks
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.kit import corpus, reported
 from utils.pipeline_flags import SCHEDULES
 
@@ -35,8 +35,8 @@ def difference(student: Student, ranks: int, flags: str) -> tuple[int, float]:
 
 def main() -> None:
     print(f"{'ranks':>5} {'pp':>3}  {'schedule':12} {'steps':>5}  largest relative difference")
-    with Engine() as engine:
-        student = Student(engine, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
+    with Runner() as runner:
+        student = Student(runner, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
         for ranks, pp, m in PIPELINES:
             for schedule in SCHEDULES:
                 layers = 8 if (schedule, pp) == ("interleaved", 4) else 4

@@ -197,7 +197,10 @@ def on_rank(pairs: int, steps: int) -> None:
     both = [None] * launch.world_size
     dist.all_gather_object(both, found)
     if launch.rank == 0:
-        print("FOUND", json.dumps({kind: [sum(each) for each in zip(*(one[kind] for one in both))] for kind in found}))
+        totals = {}
+        for kind in found:
+            totals[kind] = [sum(each) for each in zip(*(one[kind] for one in both))]
+        print("FOUND", json.dumps(totals))
     dist.destroy_process_group()
 
 

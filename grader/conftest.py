@@ -15,9 +15,9 @@ from grader.engine.judge.words import story
 from grader.engine.lesson import lessons, seals
 from grader.engine.lesson.progress import right
 from grader.engine.ranks import backends
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
-engine, judges, verdicts = Engine(), {}, {}
+runner, judges, verdicts = Runner(), {}, {}
 
 
 def pytest_addoption(parser):
@@ -36,18 +36,18 @@ def pytest_configure(config):
     target = config.getoption("--target")
     if target and not (lessons.COURSE / target).is_dir():
         raise pytest.UsageError(f"--target {target}: no such folder")
-    engine.start()  # it loads torch while pytest imports the checks
+    runner.start()  # it loads torch while pytest imports the checks
     try:
-        engine.backend = backends.choose(config.getoption("--backend"))
+        runner.backend = backends.choose(config.getoption("--backend"))
     except backends.NoBackend as problem:
-        engine.close()
+        runner.close()
         raise pytest.UsageError(str(problem)) from None
     for number in range(1, 31):
         config.addinivalue_line("markers", f"todo{number}: the checks of TODO {number}")
 
 
 def pytest_report_header():
-    return engine.backend.story() or None
+    return runner.backend.story() or None
 
 
 def pytest_collection_modifyitems(items):
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem):
     if lesson in seals.sealed():
         pytest.skip(seals.waits_for(lesson, right()))
     if lesson not in judges:
-        judges[lesson] = Judge(engine, lesson, pyfuncitem.config.getoption("--target"))
+        judges[lesson] = Judge(runner, lesson, pyfuncitem.config.getoption("--target"))
     verdict = judges[lesson].verdict(todo.number)
     verdicts[lesson, todo.number] = verdict
     if verdict.status == "skipped" and verdict.cause != "not_judged":
@@ -90,4 +90,4 @@ def pytest_sessionfinish(session):
 
 
 def pytest_unconfigure():
-    engine.close()
+    runner.close()

@@ -84,7 +84,7 @@ class Backward(torch.autograd.Function):
         return grad, None, None
 
 
-class Line(nn.Module):
+class OneWeight(nn.Module):
     """The loss of one weight: the mean of (w x - y)²."""
 
     def __init__(self, weight, clock):
@@ -107,7 +107,7 @@ class Descent(torch.optim.SGD):
 def steps_on_rank(code, rank, world, weight, rate, steps):
     """What timed_step returns for each step: steps have spans, x and y."""
     clock = Clock()
-    model = Line(weight, clock)
+    model = OneWeight(weight, clock)
     optimizer = Descent(model.parameters(), lr=rate)
     optimizer.clock = clock
     found = []

@@ -35,7 +35,7 @@ from grader.kit import (
     mark,
     merciless_messages,
     plain,
-    sound,
+    check_delivery,
     todo,
 )
 
@@ -307,7 +307,7 @@ def check_collective(student, name, predicted, right, budget, rubbish=None, worl
             what = f"{name} of {count_of(length, 'number')} on {count_of(world, 'rank')}"
             what += "" if dtype == "float32" else f", in {dtype}"
             own_messages_only(what, events)
-            messages = sound(what, events)
+            messages = check_delivery(what, events)
             for rank in range(world):
                 wanted = right(vectors_of_ranks, rank)
                 own = vectors_of_ranks[rank][: len(wanted)]

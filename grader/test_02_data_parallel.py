@@ -30,7 +30,7 @@ from torch import nn
 from grader.kit import (
     PARTED,
     Fault,
-    Line,
+    Reporter,
     Wrong,
     check_answers,
     collectives,
@@ -137,7 +137,7 @@ def own_gradients(number, users, seeds):
 
 
 def tell(what, **about):
-    Line.mine.say(e=what, **about)
+    Reporter.mine.say(e=what, **about)
 
 
 def watch_gradients(model):
@@ -941,14 +941,14 @@ class told_passes:
     def __enter__(self):
         self.plain = torch.autograd.backward
 
-        def told(*args, **kwargs):
+        def reported(*args, **kwargs):
             tell("backward")
             try:
                 self.plain(*args, **kwargs)
             finally:
                 tell("backward over")
 
-        torch.autograd.backward = told
+        torch.autograd.backward = reported
 
     def __exit__(self, *_):
         torch.autograd.backward = self.plain

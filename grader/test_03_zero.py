@@ -498,7 +498,7 @@ class Probe:
         keeps them alive.
         """
         self.seen.note(self.model.parameters())
-        self.weights[moment] = max(self.weights.get(moment, 0), sum(self.seen.live().values()))
+        self.weights[moment] = max(self.weights.get(moment, 0), sum(self.seen.bytes_alive().values()))
 
 
 class Stepped:

@@ -627,7 +627,8 @@ def layer_on_rank(code, rank, world, own, kind, seed, **sizes):
         layer = getattr(code, LAYER[kind][0])(whole, rank, world)
         del whole
         gc.collect()
-        seen = {"held": sum(storages.live().values()), "weights": {}, "sharded": {}, "gradients": {}, "trained": {}}
+        seen = {"held": sum(storages.bytes_alive().values())}
+    seen |= {kind: {} for kind in ("weights", "sharded", "gradients", "trained")}
     for name, p in layer.named_parameters():
         seen["weights"][name], seen["sharded"][name], seen["trained"][name] = (
             p.detach().clone(),

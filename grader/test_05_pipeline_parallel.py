@@ -49,7 +49,7 @@ from grader.kit import (
     raised,
     rehearse,
     shares,
-    sound,
+    check_delivery,
     todo,
 )
 from utils.data import IGNORE
@@ -400,9 +400,9 @@ class Work(nn.Module):
         output = torch.cat([x[:, :1], h], dim=1)
         if output.requires_grad:
             output.register_hook(lambda _: self.tell(kind="back", **about))
-        self.most = max(self.most, sum(self.watch.live().values()))
+        self.most = max(self.most, sum(self.watch.bytes_alive().values()))
         self.leaving.note([output])
-        self.out = max(self.out, sum(self.leaving.live().values()))
+        self.out = max(self.out, sum(self.leaving.bytes_alive().values()))
         return output
 
 
@@ -662,7 +662,7 @@ def test_todo2_naive(student):
             ordinal = "" if number == 0 else ", the second one in this process,"
             rows = sizes["rows"] + number
             told = f"a batch of {rows} rows in {dtype}{ordinal} on {count_of(world, 'rank')}"
-            sound(told, events)
+            check_delivery(told, events)
             for rank, left in enumerate(run.evidence):
                 check_naive_rank(told, events[rank], left[number], right, rank, world, REL[dtype])
             nbytes = rows * (1 + sizes["width"]) * BYTES[dtype]
@@ -775,7 +775,7 @@ def accumulated(code, x, y, m):
         return tensor
 
     def look(_, args):
-        passes.append([list(args[0].shape), sum(kept.live().values())])
+        passes.append([list(args[0].shape), sum(kept.bytes_alive().values())])
 
     model.register_forward_pre_hook(look)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -1310,7 +1310,7 @@ def left_by(worker, watch, rank, inputs):
         "history": any(isinstance(x, torch.Tensor) and x.requires_grad for x in values),
         "gradients": [gradients_of(chunk) for chunk in worker.chunks],
         "most": max(chunk.most for chunk in worker.chunks),
-        "left": sum(watch.live().values()),
+        "left": sum(watch.bytes_alive().values()),
         "harm": harm_to(worker.batch, rank == 0, inputs),
     }
 
@@ -1593,7 +1593,7 @@ def execute_trial(code, rank, world, seed, schedule, v, m, rows, width, dtype, g
         "history": history,
         "gradients": [gradients_of(chunk) for chunk in chunks],
         "most": max(chunk.most for chunk in chunks),
-        "left": sum(watch.live().values()),
+        "left": sum(watch.bytes_alive().values()),
         "out": max(chunk.out for chunk in chunks),
         "harm": harm_to(batch, rank == 0, inputs_of(seed, m, rows, width, kind)),
     }
@@ -1642,7 +1642,7 @@ def check_trial(told, trial, events, ranks, right):
     for rank, mine in enumerate(events):
         if len(notes(mine, ("forward", "back"))) < sum(kind != "W" for kind, *_ in schedule[rank]):
             check_order(told, mine, trial, rank)  # an action left out may leave messages in flight
-    sound(told, events)
+    check_delivery(told, events)
     one = trial["rows"] * (1 + trial["width"]) * BYTES[trial["dtype"]]
     for rank, seen in enumerate(ranks):
         check_rank(told, trial, events[rank], seen, right, rank)
@@ -1726,14 +1726,10 @@ def test_todo6_execute(student):
 
 
 def check_goes_to(student):
-    questions = [
-        ([kind, number, chunk], source, p, p * v)
-        for p, v in ((1, 1), (2, 1), (3, 2), (4, 3))
-        for kind in "FBIW"
-        for chunk in range(v)
-        for source in range(p)
-        for number in (0, 2)
-    ]
+    questions = []
+    for p, v in ((1, 1), (2, 1), (3, 2), (4, 3)):
+        for kind, chunk, source, number in itertools.product("FBIW", range(v), range(p), (0, 2)):
+            questions.append(([kind, number, chunk], source, p, p * v))
     (answers,) = student.call(goes_on_rank, world=1, group=False, questions=questions).evidence
     for (action, source, p, stages), answer in zip(questions, answers, strict=True):
         stage = action[2] * p + source + {"F": 1, "B": -1, "I": -1, "W": 0}[action[0]]
@@ -2398,7 +2394,7 @@ def check_forward_only(student, draw):
 
 def check_evaluation(told, events, ranks, right, v, m, how):
     world = len(ranks)
-    sound(told, events)
+    check_delivery(told, events)
     for rank, seen in enumerate(ranks):
         mean = seen["mean"]
         close = isinstance(mean, float) and math.isclose(mean, right["mean"], rel_tol=REL["float32"])

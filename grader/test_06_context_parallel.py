@@ -30,7 +30,7 @@ from grader.kit import (
     CROSSED,
     WAITING,
     Fault,
-    Line,
+    Reporter,
     Wrong,
     cases,
     check_answers,
@@ -48,7 +48,7 @@ from grader.kit import (
     merciless_messages,
     place,
     raised,
-    sound,
+    check_delivery,
     todo,
     unsorted,
     watch_products,
@@ -170,7 +170,7 @@ def check_part(what, seen, right, rel, rank=None, dtype=None, wrongs=None, hint=
 
 def check_ring(what, events, world, least, most):
     """Messages between neighbours only, of `least` to `most` bytes from each rank, and no collective that moves any."""
-    messages = sound(what, events)
+    messages = check_delivery(what, events)
     for call in collectives(events):
         raise Wrong(
             f"{what}: rank {call.rank} calls {call.op} of {call.bytes:,} bytes; in a ring a rank communicates only "
@@ -416,7 +416,7 @@ def start_on_rank(code, rank, world, seed):
     arriving, works = answer
     right = isinstance(works, (list, tuple)) and all(hasattr(work, "wait") for work in works)
     for work in works if right else ():
-        if work in Line.mine.in_flight:  # a second wait for one message would never end
+        if work in Reporter.mine.in_flight:  # a second wait for one message would never end
             work.wait()
     return {"parts": [None, None], "arrived": as_evidence(arriving), "works": len(works) if right else kind_of(works)}
 
@@ -565,7 +565,7 @@ def test_todo2_ring(student):
                 arrives = f"{what}: what arrives at rank {rank} as tensor {n}"
                 than = f"what rank {(rank - 1) % world} has sent"
                 check_tensor(arrives, got, good, rank=rank, than=than, hint=ARRIVING)
-        sound(what, [sum((case[rank] for case in cases(run.events)), []) for rank in range(world)])
+        check_delivery(what, [sum((case[rank] for case in cases(run.events)), []) for rank in range(world)])
     check_forward(student, "ring_forward")
 
 
@@ -621,11 +621,11 @@ def through_ring_on_rank(code, rank, world, seed):
         q, k, v = (tensor.requires_grad_() for tensor in given)
         blocks = blocks_of(rank, world, shape[2], dealt)
         with watch_products((q, k, v, grad)) as watch:
-            there = sum(watch.live().values())
+            there = sum(watch.bytes_alive().values())
             mark()
             out = code.RingAttention.apply(q, k, v, blocks, rank, world)
             result = as_evidence(out)
-            saved, watch.most = sum(watch.live().values()) - there, 0
+            saved, watch.most = sum(watch.bytes_alive().values()) - there, 0
             saved -= result.untyped_storage().nbytes() if isinstance(result, torch.Tensor) else 0
             learns = isinstance(out, torch.Tensor) and out.requires_grad
             mark()
@@ -1286,7 +1286,7 @@ SHARE_SENT = "How many tensors are exchanged, and which part of each can stay on
 
 def check_swaps(told, events, budget):
     """Each rank sends the bytes that the others need from it, and no more."""
-    messages, calls = sound(told, events), collectives(events)
+    messages, calls = check_delivery(told, events), collectives(events)
     for rank in range(len(events)):
         waits = [event for event in events[rank] if event["e"] == "op" and event["op"] == "barrier"]
         expect(

@@ -401,7 +401,7 @@ def test_todo2_mixture(student):
         right = right_mixture(h, gates, chosen, layers)
         (right * torch.randn(n, dim, generator=generator(seed - 1))).sum().backward()
         check_shape(f"{what}: the result", found["out"], (n, dim), kind)
-        check_work(what, found["experts"], [sum(row.count(e) for row in chosen) for e in range(experts)])
+        check_work(what, found["experts"], load_of(chosen, experts))
         check_tensor(f"{what}: the result", found["out"], right.detach(), rel, dtype=kind)
         with hinted(
             "A result is a gate times what an expert makes of a token. Which of the three does autograd lose sight of?"
@@ -858,6 +858,10 @@ def traffic(chosen, place, each, row_bytes):
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: capacity
+
+
+def load_of(chosen, experts):
+    return [sum(row.count(e) for row in chosen) for e in range(experts)]
 
 
 def right_drop(chosen, experts, limit):
@@ -1341,7 +1345,7 @@ class Whole(nn.Module):
         self.margin = margin(logits.detach(), self.k)
         each = len(h) // self.shares
         shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
-        self.load = [[sum(row.count(e) for row in share) for e in range(len(self.experts))] for share in shares]
+        self.load = [load_of(share, len(self.experts)) for share in shares]
         if self.factor is not None:
             limit = self.limit or math.ceil(self.factor * each * self.k / len(self.experts))
             self.last_limit = limit
@@ -1382,7 +1386,8 @@ def serial(seeds, experts, k, factor):
         layers = [block.mlp for block in model.blocks]
         smallest = min(smallest, *(layer.margin for layer in layers))
         losses.append(loss.item())
-        dropped += sum(e < 0 for layer in layers for share in layer.kept for row in share for e in row)
+        for layer in layers:
+            dropped += sum(row.count(-1) for share in layer.kept for row in share)
         if step == STEPS:
             break
         optimizer.zero_grad()
@@ -1433,7 +1438,7 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     names = {id(p): name for name, p in model.named_parameters()}
     found = {
         "lists": [[names.get(id(p), "something other than a parameter of the model") for p in part] for part in lists],
-        "held": sum(storages.live().values()) // 4,
+        "held": sum(storages.bytes_alive().values()) // 4,
     }
     if sorted(name for part in found["lists"] for name in part) != sorted(names.values()):
         return found

@@ -343,7 +343,7 @@ def test_todo05_meeting_place(student):
             [mine.refused or mine.how for mine in ranks],
         )
         for mine in ranks:
-            place = (mine.place or mine.told).rpartition(":")[0]
+            place = (mine.place or mine.address).rpartition(":")[0]
             expect(
                 place.split(".")[0] in (stand_ins.NODES[0], f"{stand_ins.NODES[0]}i") or place == "10.0.1.1",
                 f"{told}: node {mine.node} looks for the others at “{place}”, which is not the first node",
@@ -391,7 +391,8 @@ def collate_on_rank(code, rank, world, batches):
 )
 def test_todo06_collate(student):
     draw = student.draw("words")
-    sound = [[draw.choice([w for w in range(31) if w != 22]) for _ in range(4)] for _ in range(5)]
+    words = [w for w in range(31) if w != 22]
+    sound = [[draw.choice(words) for _ in range(4)] for _ in range(5)]
     sound[2][1] = 22  # not its first word
     broken = [list(row) for row in sound]
     place = draw.randrange(5)

@@ -365,9 +365,8 @@ def test_todo3_shard(student):
             0,
             "In which order are the calls made? Each takes all parameters of its module that are not taken yet.",
         )
-        for strategy in sorted(
-            chosen, key=("full", "grad", "hybrid", "none").index
-        ):  # a parameter that is not sharded is reported first
+        # A parameter that is not sharded is reported first.
+        for strategy in sorted(chosen, key=("full", "grad", "hybrid", "none").index):
             copies, shards = grid(strategy, world)
             told = f"with --sharding {strategy} on {world} ranks"
             share = held_by_one(everything, shards)

@@ -141,7 +141,7 @@ def whole_on_rank(code, rank, world, seed):
     seen["states"] = len(watch.states)
     seen["whole"] = content(out / "step-7", world)
     # What a kill leaves: the last state in which the new one had not its name, but something was there.
-    left = [state for _, state in watch.states if len(state) > len(before) and not named(state, "step-7")]
+    left = [state for _, state in watch.states if len(state) > len(before) and not files_of(state, "step-7")]
     for place, files in (("killed", left[-1] if left else {}), ("copied", {"step-7/__0_0.distcp": b"torn"})):
         if rank == 0:
             put(Path(place), before | files)
@@ -153,18 +153,18 @@ def whole_on_rank(code, rank, world, seed):
     return seen
 
 
-def named(state, folder):
+def files_of(state, folder):
     """The files of one folder in a state, by name."""
     return {name.removeprefix(f"{folder}/"): held for name, held in state.items() if name.startswith(f"{folder}/")}
 
 
 def first_torn(before, states, after):
     """The moment at which a kill would leave an incomplete folder step-…, or no good one; "" if there is none."""
-    right = {"step-3": named(before, "step-3"), "step-7": named(after, "step-7")}
+    right = {"step-3": files_of(before, "step-3"), "step-7": files_of(after, "step-7")}
     for when, state in [*states, ("at the end", after)]:
         there = {name.partition("/")[0] for name in state if re.match(r"step-\d+(/|$)", name)}
         for folder in sorted(there):
-            if named(state, folder) != right.get(folder):
+            if files_of(state, folder) != right.get(folder):
                 return f"{when}, {folder} exists but is incomplete"
         if not there:
             return f"{when}, there is no checkpoint at all"

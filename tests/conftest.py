@@ -54,9 +54,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def engine():
+def runner():
     """One warm fork-server for all tests of this process: each run has fresh ranks."""
-    from grader.engine.ranks.engine import Engine
+    from grader.engine.ranks.runner import Runner
 
-    with Engine() as warm:
+    with Runner() as warm:
         yield warm

@@ -17,7 +17,7 @@ from grader.engine.judge.student import Student
 from grader.engine.lesson.lessons import COURSE
 from grader.engine.ranks import backends
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.run import Run
 from grader.engine.walls import sandbox
 from tests.test_engine import launch
@@ -126,7 +126,7 @@ def test_the_line_is_said_where_there_is_a_choice(machine, capsys):
 
 
 def test_a_notebook_says_it_once(machine, monkeypatch, capsys):
-    monkeypatch.setattr(notebook.engine, "backend", backends.GLOO)
+    monkeypatch.setattr(notebook.runner, "backend", backends.GLOO)
     machine(1)
     for wish, said in (("auto", "NCCL 2.30.7, on 1 GPU"), ("auto", ""), ("gloo", "gloo, on CPUs"), ("gloo", "")):
         notebook.take(wish)
@@ -137,7 +137,7 @@ def test_which_runs_are_on_gpus():
     """Those that have a group and are told no device; never what a check knows by itself, or pretends."""
     asked = []
 
-    class Recording(Engine):
+    class Recording(Runner):
         def run(self, job):
             asked.append(job.on_gpus)
             return Run(1, evidence=[None])
@@ -186,7 +186,7 @@ def test_walls_around_gpus(monkeypatch):
 def test_addresses_are_limited_but_for_gpus(gpus):
     body = "import resource; return resource.getrlimit(resource.RLIMIT_AS)[0]"
     backend = Backend(("0",), NEW) if gpus else backends.GLOO
-    with Engine() as outside, Engine(outside, sandbox.NONE, COURSE, ["tests.on_ranks"], backend=backend) as inside:
+    with Runner() as outside, Runner(outside, sandbox.NONE, COURSE, ["tests.on_ranks"], backend=backend) as inside:
         run = launch(inside, body, world=1)
     most = sandbox.MEMORY + (sandbox.LIBRARIES if torch.cuda._is_compiled() else 0)
     assert run.fault is None and (run.evidence[0] == most) is not gpus
@@ -216,19 +216,19 @@ class TestCommands:
         assert done.returncode == 4 and f"ERROR: {LACKING}" in done.stderr + done.stdout
 
     def test_a_rank_that_gets_no_gpu_is_the_machines_failure(self):
-        with Engine(backend=Backend(("0",), NEW)) as engine:
+        with Runner(backend=Backend(("0",), NEW)) as runner:
             with pytest.raises(RuntimeError, match=r"rank \d cannot use its GPU: libcuda"):
-                launch(engine, "return 1", on_gpus=True)
-            assert launch(engine, "return 1").evidence == [1, 1]  # nothing of it is left
+                launch(runner, "return 1", on_gpus=True)
+            assert launch(runner, "return 1").evidence == [1, 1]  # nothing of it is left
 
     def test_no_code_of_the_students_can_say_so(self):
-        with Engine() as engine:
+        with Runner() as runner:
             run = launch(
-                engine,
+                runner,
                 """
                 dist.barrier()
-                from grader.engine.inside.observe import Line
-                Line.mine.say(e="unfit", text="no mark, please")
+                from grader.engine.inside.observe import Reporter
+                Reporter.mine.say(e="unfit", text="no mark, please")
                 """,
             )
         assert run.fault.cause == "crash" and "makes no sense" in run.fault.message
@@ -295,18 +295,18 @@ def test_and_random_numbers_are_those_of_the_cpu():
 
 
 BY_HOST = """
-from grader.engine.inside.observe import Line, mark, merciless_messages
-Line.mine.host = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
+from grader.engine.inside.observe import Reporter, mark, merciless_messages
+Reporter.mine.host = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
 mark()
 """
 
 
 def test_messages_of_gpus_go_by_the_host():
     """The tensors are on CPUs here; the way of a GPU's message is the same."""
-    with Engine() as engine:
+    with Runner() as runner:
         for merciless in ("", "merciless_messages()"):
             run = launch(
-                engine,
+                runner,
                 BY_HOST
                 + merciless
                 + """
@@ -328,20 +328,20 @@ return [before, theirs, anybody, source]
 
 
 def test_a_deadlock_of_messages_by_the_host_is_told():
-    with Engine() as engine:
-        run = launch(engine, BY_HOST + "dist.recv(torch.zeros(3), 1 - rank)")
+    with Runner() as runner:
+        run = launch(runner, BY_HOST + "dist.recv(torch.zeros(3), 1 - rank)")
     assert run.fault.cause == "hang" and run.fault.message.startswith("deadlock: rank 0 waits in recv of")
 
 
 def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
     """As of NCCL's that is not asynchronous: an operation stands in for it, and what it returns is not there yet."""
-    with Engine() as engine:
+    with Runner() as runner:
         run = launch(
-            engine,
+            runner,
             """
             from torch.distributed import distributed_c10d as c10d
             from grader.engine.inside import observe, on_gpu
-            observe.Line.mine.on_gpu, observe.Line.mine.merciless, late = True, True, []
+            observe.Reporter.mine.on_gpu, observe.Reporter.mine.merciless, late = True, True, []
             on_gpu.settle = lambda: late.pop().add_(5)
 
             class NCCL:
@@ -354,7 +354,7 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
             call = eval(compile("lambda f, k, *a: f(k, *a)", c10d.__file__, "eval"))  # it must come from there
             tensor = torch.zeros(2)
             call(kernel, torch._C._dispatch_keyset_full(), [tensor], dist.group.WORLD.boxed())
-            return [tensor, len(observe.Line.mine.in_flight)]
+            return [tensor, len(observe.Reporter.mine.in_flight)]
             """,
             world=1,
         )
@@ -364,13 +364,13 @@ def test_a_call_that_leaves_no_work_is_over_when_the_gpu_has_done_it():
 
 
 def test_who_waits_busily_for_a_call_to_begin_is_no_loop():
-    with Engine() as engine:
+    with Runner() as runner:
         run = launch(
-            engine,
+            runner,
             """
             from torch.distributed import distributed_c10d as c10d
             from grader.engine.inside import observe
-            observe.Line.mine.on_gpu = True
+            observe.Reporter.mine.on_gpu = True
 
             class NCCL:
                 _schema = torch.ops.c10d.allreduce_.default._schema

@@ -72,11 +72,11 @@ def test_a_board_that_is_gone_costs_one_line_and_no_verdict(student):
 
 
 def test_tries_and_minutes_are_those_at_the_last_todo():
-    lines = [board.Line("ddp_training", 3, "fail", "hang", NOW - 900)]
-    lines += [board.Line("ddp_training", 4, "fail", "crash", NOW - 60 * n) for n in (10, 6, 2)]
+    lines = [board.Entry("ddp_training", 3, "fail", "hang", NOW - 900)]
+    lines += [board.Entry("ddp_training", 4, "fail", "crash", NOW - 60 * n) for n in (10, 6, 2)]
     ann = board.Student("Ann", lines, NOW - 120)
     assert (ann.tries, ann.minutes(NOW), ann.quiet(NOW)) == (3, 10, 2)
-    assert board.Student("Bob", [*lines, board.Line("ddp_training", 4, "pass", "", NOW)], NOW).minutes(NOW) == 0
+    assert board.Student("Bob", [*lines, board.Entry("ddp_training", 4, "pass", "", NOW)], NOW).minutes(NOW) == 0
 
 
 def test_two_hundred_students_ten_of_them_malicious(tmp_path, accounts):

@@ -8,7 +8,7 @@ import pytest
 
 from grader.engine.lesson import lessons
 from grader.engine.ranks import pulse
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.walls import cgroup, sandbox
 
@@ -59,7 +59,7 @@ def test_what_a_killed_worker_has_left_goes(tmp_path):
 
 @pytest.fixture
 def held(monkeypatch):
-    """An engine in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a
+    """A runner in a sandbox whose control group alone holds it back: the judge's own counts and the limits of a
     process are far away.
     """
     probe = cgroup.make(MIB, 1)
@@ -71,18 +71,18 @@ def held(monkeypatch):
     monkeypatch.setattr(sandbox, "KEPT_MEMORY", 900 * MIB)
     monkeypatch.setattr(sandbox, "KEPT_PROCESSES", 60)
     monkeypatch.setattr(pulse, "SILENT_CPU", pulse.TOTAL_CPU)  # to be given so much memory may take a busy machine long
-    with Engine() as outside, Engine(outside, WALLS, lessons.COURSE, ["tests.on_ranks"]) as inside:
+    with Runner() as outside, Runner(outside, WALLS, lessons.COURSE, ["tests.on_ranks"]) as inside:
         yield inside
         folders = inside.server.sandbox.group.folders
         assert "control groups" in inside.server.sandbox.guards.limits
     assert not [folder for folder in folders if folder.exists()]
 
 
-def run(engine, body):
+def run(runner, body):
     text = (
         "import os, time\ndef work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     )
-    return engine.run(
+    return runner.run(
         Job(
             [lessons.Unit("train/x.py", text, "")],
             module="tests.on_ranks",

@@ -14,11 +14,11 @@ from grader.kit import whole
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 2), (2, 3), (3, 1)])
-def test_every_row_is_there_after_saving_and_loading(engine, shape):
+def test_every_row_is_there_after_saving_and_loading(runner, shape):
     ranks = math.prod(shape)
     sizes = [*range(8 * ranks, 9 * ranks + 1)]  # each remainder once
     how = {"module": "tests.chunks_on_ranks", "function": "tests.chunks_on_ranks:sent_saved_loaded"}
-    run = engine.run(
+    run = runner.run(
         Job(
             lessons.units("tp_training", "solutions"),
             **how,
@@ -82,10 +82,10 @@ ARGV = "--batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 1 --max-steps 1 
 
 
 @pytest.mark.parametrize(("lesson", "flags"), [("tp_training", "--tp 2"), ("hybrid_training", "--shard 3 --tp 2")])
-def test_the_scripts_stop_before_the_first_step(engine, lesson, flags):
+def test_the_scripts_stop_before_the_first_step(runner, lesson, flags):
     for words in (60, 61):
         data = {f"data/{name}.txt": text(words) for name in ("train", "validation", "test")}
-        run = engine.run(
+        run = runner.run(
             Job(
                 lessons.units(lesson, "solutions"),
                 module=f"grader.test_{lesson}",

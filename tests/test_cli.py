@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from course_copy import Course
 from grader.engine.commands import watch
+from grader.engine.commands.cli import app
 from grader.engine.lesson import files, lessons, progress
 
 
@@ -242,6 +245,16 @@ def test_a_release_has_the_same_commands_without_solutions(course, tmp_path):
         with tarfile.open(one.folder / "s.tar.gz") as tar:
             digests.append(json.load(tar.extractfile("manifest.json"))["course"])
     assert digests[1].items() <= digests[0].items() and "ddp_training" in digests[1]  # but for what is sealed there
+
+
+def test_named_tests_run_alone(monkeypatch):
+    calls = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: calls.append(command) or SimpleNamespace(returncode=0))
+    for args in (["--", "tests/test_watch.py"], ["--", "tests/test_watch.py::test_poll"], ["--", "-k", "build"], []):
+        assert CliRunner().invoke(app, ["test", *args]).exit_code == 0
+    folders = ["tests" in command for command in calls]
+    assert folders == [False, False, True, True]
+    assert calls[0][-1] == "tests/test_watch.py" and not any("grader" in part for part in calls[0])
 
 
 def test_progress_keeps_lines_it_does_not_know(progress_file):

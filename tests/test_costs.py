@@ -11,7 +11,7 @@ from torch import nn
 
 import published
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import cases, collectives, rehearse
 from utils import catalogue, costs, loss
@@ -73,9 +73,9 @@ def test_flops_of_a_mixture_are_those_of_the_active_experts():
 # What the lessons ask to predict, and what their runs measure
 
 
-def on_ranks(engine: Engine, stem: str, function: str, world: int, **inputs):
+def on_ranks(runner: Runner, stem: str, function: str, world: int, **inputs):
     """The run of a function in `costs_on_ranks` with a reference solution."""
-    run = engine.run(
+    run = runner.run(
         Job(
             lessons.units(stem, "solutions"),
             module="tests.costs_on_ranks",
@@ -110,22 +110,22 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_zero_holds_and_sends_what_is_predicted(engine, stage):
+def test_zero_holds_and_sends_what_is_predicted(runner, stage):
     plan, solution = STAGES[stage], lesson("03_zero")
     predicted = costs.moments(ZERO, plan, 0)["step"]
     kinds = ("weights", "gradients", "state")
     asked = solution["predicted_bytes"](costs.parameters(ZERO), 3, stage, "float32")
     assert [predicted[kind] for kind in kinds] == pytest.approx(asked)
     name = "measure_stage_3" if stage == 3 else "measure"
-    (measured, *_) = on_ranks(engine, "03_zero", "function", 3, name=name, value=stage).evidence
+    (measured, *_) = on_ranks(runner, "03_zero", "function", 3, name=name, value=stage).evidence
     for kind, there in zip(kinds, ("weights", "gradients", "optimizer"), strict=True):
         assert close(predicted[kind], measured[there]), (kind, predicted, measured)
     assert all_sent(ZERO, plan) == pytest.approx(solution["sent_bytes"](4 * costs.parameters(ZERO), 3, stage))
-    assert close(all_sent(ZERO, plan), sent(on_ranks(engine, "03_zero", "function", 3, name="one_step", value=stage)))
+    assert close(all_sent(ZERO, plan), sent(on_ranks(runner, "03_zero", "function", 3, name="one_step", value=stage)))
 
 
-def test_mixed_precision_holds_what_is_predicted(engine):
-    (measured, *_) = on_ranks(engine, "03_zero", "function", 3, name="measure_mixed", value=None).evidence
+def test_mixed_precision_holds_what_is_predicted(runner):
+    (measured, *_) = on_ranks(runner, "03_zero", "function", 3, name="measure_mixed", value=None).evidence
     predicted = costs.moments(ZERO, Plan(3, shard=3, zero=1), 0)["step"]
     assert close(predicted["weights"], measured["weights"]) and close(predicted["state"], measured["optimizer"])
 
@@ -144,11 +144,11 @@ def test_tensor_parallel_is_what_its_lesson_asks_for(how):
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_tensor_parallel_keeps_and_sends_what_is_predicted(engine, sequence):
+def test_tensor_parallel_keeps_and_sends_what_is_predicted(runner, sequence):
     plan = Plan(4, 4, tp=4, sequence_parallel="keep" if sequence else "off", precision="float32")
-    run = on_ranks(engine, "04_tensor_parallel", "function", 4, name="measure_block", value=sequence)
+    run = on_ranks(runner, "04_tensor_parallel", "function", 4, name="measure_block", value=sequence)
     assert close(costs.block_activations(Model(48, 1, 4, 97, 64), replace(plan, micro_batch=2)), min(run.evidence))
-    run = on_ranks(engine, "04_tensor_parallel", "function", 4, name="one_step", value=sequence)
+    run = on_ranks(runner, "04_tensor_parallel", "function", 4, name="one_step", value=sequence)
     assert close(costs.messages(Model(24, 2, 4, 97, 16), plan)["tp"].bytes, sent(run))
 
 
@@ -186,9 +186,9 @@ def test_the_bubble_is_that_of_the_lessons_schedules():
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
-def test_pipelines_keep_and_send_what_is_predicted(engine, schedule):
+def test_pipelines_keep_and_send_what_is_predicted(runner, schedule):
     model, plan = Model(64, 4, 4, 2000, 16), Plan(8, pp=4, schedule=schedule, precision="float32", whole_logits=True)
-    run = on_ranks(engine, "05_pipeline_parallel", "function", 4, name="peak_bytes", value=NAMES[schedule])
+    run = on_ranks(runner, "05_pipeline_parallel", "function", 4, name="peak_bytes", value=NAMES[schedule])
     for stage, measured in enumerate(run.evidence):
         kept = costs.activations(model, plan, stage)
         if stage == 3:
@@ -198,9 +198,9 @@ def test_pipelines_keep_and_send_what_is_predicted(engine, schedule):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_context_parallel_keeps_and_sends_what_is_predicted(engine, world):
+def test_context_parallel_keeps_and_sends_what_is_predicted(runner, world):
     model, plan = Model(32, 2, 4, 29, 64), Plan(2, 2, cp=world, precision="float32")
-    run = on_ranks(engine, "06_context_parallel", "function", world, name="train", value=1)
+    run = on_ranks(runner, "06_context_parallel", "function", world, name="train", value=1)
     assert close(costs.activations(model, plan, 0), run.evidence[0]["activations"])
     solution = lesson("06_context_parallel")
     again = 2 * solution["ring_cost"](costs.stream_bytes(model, plan), world)[1]  # a first forward pass, to measure
@@ -214,9 +214,9 @@ def test_ulysses_sends_what_its_lesson_asks_for():
     assert costs.messages(model, plan)["cp"].bytes == pytest.approx(asked)
 
 
-def test_experts_send_what_is_predicted(engine):
+def test_experts_send_what_is_predicted(runner):
     model, plan = Model(32, 1, 4, 97, 96, experts=8, active=2), Plan(4, dp=4, ep=4, precision="float32")
-    run = on_ranks(engine, "07_expert_parallel", "mixture_step", 4, sizes=dict(hidden=32, experts=8, rows=96, active=2))
+    run = on_ranks(runner, "07_expert_parallel", "mixture_step", 4, sizes=dict(hidden=32, experts=8, rows=96, active=2))
     assert close(costs.messages(model, plan)["ep"].bytes, sent(run))
     rows = [[24] * 8] * 4
     there, back = lesson("07_expert_parallel")["layer_bytes"](rows, 0, 32, 4)
@@ -264,11 +264,11 @@ SHORT = {
     "command, axes",
     [pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] not in SHORT)) for case in SCRIPTS],
 )
-def test_scripts_hold_and_send_what_is_predicted(engine, command, axes):
+def test_scripts_hold_and_send_what_is_predicted(runner, command, axes):
     stem, *argv = command.split()
     plan = Plan(1, precision="float32", overlap=False, fsdp="none" not in command, **axes)
     models = [asdict(model) | {"batch": batch} for model, batch in SIZES_AND_BATCH]
-    run = on_ranks(engine, stem, "script_steps", plan.world, argv=argv, models=models)
+    run = on_ranks(runner, stem, "script_steps", plan.world, argv=argv, models=models)
     for k, (model, batch) in enumerate(SIZES_AND_BATCH):
         plan = replace(plan, micro_batch=batch, batch=batch * plan.replicas)
         predicted, measured = costs.moments(model, plan, 0), run.evidence[0][k]
@@ -284,10 +284,10 @@ def test_scripts_hold_and_send_what_is_predicted(engine, command, axes):
 
 
 @pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
-def test_pipeline_training_holds_and_sends_what_is_predicted(engine, schedule, chunks):
+def test_pipeline_training_holds_and_sends_what_is_predicted(runner, schedule, chunks):
     plan = Plan(4, 1, pp=2, schedule=schedule, chunks=chunks, precision="float32")
     argv = ["--pp", "2", "--microbatches", "4", "--schedule", schedule, *FLAGS]
-    run = on_ranks(engine, "pipeline_training", "pipeline_step", 2, argv=argv, sizes=SIZES)
+    run = on_ranks(runner, "pipeline_training", "pipeline_step", 2, argv=argv, sizes=SIZES)
     for stage, measured in enumerate(run.evidence):
         assert close(costs.memory(SCRIPT, plan, stage)["weights"], measured)
     assert close(costs.messages(SCRIPT, plan)["pp"].bytes, max(sent(run, 0), sent(run, 1)))

@@ -13,37 +13,37 @@ from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks import pulse
 from grader.engine.ranks.connection import Connection
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
 
-def launch(engine, body, world=2, **how):
+def launch(runner, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
-    return engine.run(
+    return runner.run(
         Job([Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=world, **how)
     )
 
 
-def test_each_rank_works_in_a_folder_of_its_own_unless_the_job_asks_for_a_common_one(engine):
+def test_each_rank_works_in_a_folder_of_its_own_unless_the_job_asks_for_a_common_one(runner):
     body = """
         open(f"of-{rank}", "w").write("x")
         open("both", "w").write(f"{rank}")
         dist.barrier()
         return sorted(os.listdir())
         """
-    own, common = (launch(engine, body, common=common, files={"data/a.txt": "a"}) for common in (False, True))
+    own, common = (launch(runner, body, common=common, files={"data/a.txt": "a"}) for common in (False, True))
     assert own.evidence == [["both", "data", "of-0"], ["both", "data", "of-1"]] and own.files["both"] == b"0"
     assert common.evidence == [["both", "data", "of-0", "of-1"]] * 2
     assert set(own.files) == set(common.files) == {"both", "data/a.txt", "of-0", "of-1"}
 
 
-def test_evidence_arrives_rank_by_rank(engine):
+def test_evidence_arrives_rank_by_rank(runner):
     run = launch(
-        engine,
+        runner,
         """
         t = torch.full((3,), float(rank))
         dist.all_reduce(t)
@@ -65,9 +65,9 @@ def test_evidence_arrives_rank_by_rank(engine):
     )
 
 
-def test_nodes_and_environment(engine):
+def test_nodes_and_environment(runner):
     run = launch(
-        engine,
+        runner,
         "return [os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')]",
         world=4,
         nodes=2,
@@ -80,21 +80,21 @@ def test_nodes_and_environment(engine):
     ]
 
 
-def test_ranks_are_fresh(engine):
+def test_ranks_are_fresh(runner):
     body = "first = not hasattr(torch, 'mark'); torch.mark = 1; return [first, torch.rand(1).item()]"
-    assert launch(engine, body).evidence == launch(engine, body).evidence
-    assert launch(engine, body).evidence[0][0]
+    assert launch(runner, body).evidence == launch(runner, body).evidence
+    assert launch(runner, body).evidence[0][0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy")
-def test_ranks_and_their_threads_use_batch_scheduling(engine):
+def test_ranks_and_their_threads_use_batch_scheduling(runner):
     body = "return {os.sched_getscheduler(int(task)) for task in os.listdir('/proc/self/task')} == {os.SCHED_BATCH}"
-    assert launch(engine, body).evidence == [True, True]
+    assert launch(runner, body).evidence == [True, True]
 
 
-def test_output_and_files_are_kept_apart(engine):
+def test_output_and_files_are_kept_apart(runner):
     run = launch(
-        engine, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0"
+        runner, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0"
     )
     assert run.stdout == ["out 0\n", "out 1\n"] and run.stderr == ["err 0\n", "err 1\n"]
     assert run.files == {"f0": b"x", "f1": b"x"}
@@ -313,10 +313,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_told_apart_and_named(engine, name):
+def test_each_fault_is_told_apart_and_named(runner, name):
     cause, rank, line, words, body = FAULTS[name]
     run = launch(
-        engine,
+        runner,
         body
         + "\n" * (not body.endswith("\n"))
         + ("" if "\n" not in body.strip() else textwrap.indent("return {}", "        ")),
@@ -337,19 +337,19 @@ def test_each_fault_is_told_apart_and_named(engine, name):
         ("waits for none of them", "works.append(dist.all_reduce(torch.ones(1), async_op=True))"),
     ],
 )
-def test_an_endless_loop_that_communicates_ends(engine, words, loop):
+def test_an_endless_loop_that_communicates_ends(runner, words, loop):
     """Each of its calls is a sign of life."""
-    fault = launch(engine, f"works = []\nwhile True:\n    {loop}\n").fault
+    fault = launch(runner, f"works = []\nwhile True:\n    {loop}\n").fault
     assert (fault.cause, fault.where[1]) == ("hang", 7) and words in fault.message
 
 
-def test_a_right_run_after_each_kind_of_end(engine):
+def test_a_right_run_after_each_kind_of_end(runner):
     for body in ("os._exit(3)", "while True: pass", "raise ValueError"):
-        assert launch(engine, body).fault
-        assert launch(engine, "dist.barrier(); return rank").evidence == [0, 1]
+        assert launch(runner, body).fault
+        assert launch(runner, "dist.barrier(); return rank").evidence == [0, 1]
 
 
-def test_a_rank_that_ends_before_it_is_known_to_have_begun(engine, monkeypatch):
+def test_a_rank_that_ends_before_it_is_known_to_have_begun(runner, monkeypatch):
     answer = Connection.answer
 
     def late(self):
@@ -359,16 +359,16 @@ def test_a_rank_that_ends_before_it_is_known_to_have_begun(engine, monkeypatch):
         monkeypatch.setattr(Connection, "answer", answer)
         return answer(self)
 
-    assert launch(engine, "return rank").evidence == [0, 1]  # it is ready
+    assert launch(runner, "return rank").evidence == [0, 1]  # it is ready
     monkeypatch.setattr(pulse, "STARVED", 5.0)
     monkeypatch.setattr(Connection, "answer", late)
-    fault = launch(engine, "os._exit(3)", group=False).fault
+    fault = launch(runner, "os._exit(3)", group=False).fault
     assert (fault.cause, fault.rank) == ("crash", 0) and "left by os._exit(3)" in fault.message
 
 
-def test_nothing_is_left_running(engine):
+def test_nothing_is_left_running(runner):
     run = launch(
-        engine,
+        runner,
         """
         children = []
         for daemon in (False, True):
@@ -392,8 +392,8 @@ def test_nothing_is_left_running(engine):
 
 def test_the_server_dies_with_its_judge():
     code = (
-        "import os, sys; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
-        "e = Engine(); launch(e, 'return 0'); print(e.server.process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os, sys; from grader.engine.ranks.runner import Runner; from tests.test_engine import launch\n"
+        "e = Runner(); launch(e, 'return 0'); print(e.server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
@@ -407,8 +407,8 @@ def test_the_server_dies_with_its_judge():
 def test_ranks_die_with_their_server():
     """Even a rank in an endless loop, even when the server is killed without a word."""
     code = (
-        "import os, threading; from grader.engine.ranks.engine import Engine; from tests.test_engine import launch\n"
-        "e = Engine(); launch(e, 'return 0')\n"
+        "import os, threading; from grader.engine.ranks.runner import Runner; from tests.test_engine import launch\n"
+        "e = Runner(); launch(e, 'return 0')\n"
         "def end(*_): print(*session[0].pids, flush=True); os.kill(e.server.process.pid, 9); os.kill(os.getpid(), 9)\n"
         "from grader.engine.ranks import session as module; session = []; plain = module.Session.look\n"
         "module.Session.look = lambda self: (session.append(self), end())\n"
@@ -421,18 +421,18 @@ def test_ranks_die_with_their_server():
     assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
-def test_two_engines_at_once(engine):
-    with Engine() as other:
+def test_two_engines_at_once(runner):
+    with Runner() as other:
         other.start()
         for _ in range(3):
-            assert launch(engine, "dist.barrier(); return 1").evidence == [1, 1]
+            assert launch(runner, "dist.barrier(); return 1").evidence == [1, 1]
             assert launch(other, "dist.barrier(); return 2").evidence == [2, 2]
 
 
-def test_correct_communication_is_no_fault(engine):
+def test_correct_communication_is_no_fault(runner):
     """Late ranks, unequal work, messages both ways, subgroups, a sleep: none is a deadlock."""
     run = launch(
-        engine,
+        runner,
         """
         t = torch.ones(200_000)
         if rank == 1:
@@ -458,7 +458,7 @@ def test_correct_communication_is_no_fault(engine):
     assert run.evidence[2] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
 
 
-def test_an_interrupt_leaves_a_working_engine(engine, monkeypatch):
+def test_an_interrupt_leaves_a_working_engine(runner, monkeypatch):
     from grader.engine.ranks import session
 
     def interrupted(session):
@@ -467,16 +467,16 @@ def test_an_interrupt_leaves_a_working_engine(engine, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(session.Session, "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            launch(engine, "time.sleep(10_000)")
-    assert launch(engine, "return rank").evidence == [0, 1]
+            launch(runner, "time.sleep(10_000)")
+    assert launch(runner, "return rank").evidence == [0, 1]
 
 
 MERCILESS = "from grader.kit import merciless_messages; merciless_messages()\n"
 
 
-def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):
+def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(runner):
     run = launch(
-        engine,
+        runner,
         MERCILESS
         + textwrap.dedent("""
         t = torch.full((3,), 7.0) if rank == 0 else torch.zeros(3)
@@ -495,9 +495,9 @@ def test_a_merciless_message_arrives_at_its_wait_and_no_earlier(engine):
     assert [t.tolist() for t in run.evidence[1]] == [[0.0] * 3, [7.0] * 3]
 
 
-def test_a_merciless_message_tells_who_writes_into_it(engine):
+def test_a_merciless_message_tells_who_writes_into_it(runner):
     run = launch(
-        engine,
+        runner,
         MERCILESS
         + textwrap.dedent("""
         t, u = torch.full((3,), float("nan")), torch.zeros(3)
@@ -511,9 +511,9 @@ def test_a_merciless_message_tells_who_writes_into_it(engine):
     assert [written_in_flight([events]) != [] for events in run.events] == [False, True]
 
 
-def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(engine):
+def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(runner):
     run = launch(
-        engine,
+        runner,
         MERCILESS
         + textwrap.dedent("""
         t, u = torch.full((3,), 1.0 + rank), torch.full((2,), float(rank))
@@ -530,9 +530,9 @@ def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(engine):
     assert [t.tolist() for t in run.evidence[0]] == [[1.0] * 3, [0.0] * 2, [3.0] * 3, [1.0] * 2, [2.0] * 2]
 
 
-def test_a_merciless_collective_tells_who_writes_into_it_and_who_does_not_wait(engine):
+def test_a_merciless_collective_tells_who_writes_into_it_and_who_does_not_wait(runner):
     run = launch(
-        engine,
+        runner,
         MERCILESS
         + textwrap.dedent("""
         t, u, v = torch.ones(3), torch.ones(3), torch.ones(3)
@@ -556,9 +556,9 @@ def test_a_merciless_collective_tells_who_writes_into_it_and_who_does_not_wait(e
 
 
 @pytest.mark.parametrize("merciless", ["", MERCILESS])
-def test_a_collective_is_over_for_whoever_takes_its_future(engine, merciless):
+def test_a_collective_is_over_for_whoever_takes_its_future(runner, merciless):
     run = launch(
-        engine,
+        runner,
         merciless
         + textwrap.dedent("""
         t = torch.ones(3)
@@ -570,10 +570,10 @@ def test_a_collective_is_over_for_whoever_takes_its_future(engine, merciless):
     assert all(call.over is not None for call in collectives(run.events))
 
 
-def test_a_model_in_ddp_learns_though_messages_are_merciless(engine):
+def test_a_model_in_ddp_learns_though_messages_are_merciless(runner):
     """Its reducer waits in C++: nothing is hidden from it."""
     run = launch(
-        engine,
+        runner,
         MERCILESS
         + textwrap.dedent("""
         from torch.nn.parallel import DistributedDataParallel
@@ -586,9 +586,9 @@ def test_a_model_in_ddp_learns_though_messages_are_merciless(engine):
     assert [grad.tolist() for grad in run.evidence] == [[[1.5, 2.0]]] * 2
 
 
-def test_messages_of_a_run_are_told(engine):
+def test_messages_of_a_run_are_told(runner):
     run = launch(
-        engine,
+        runner,
         """
         t, parts = torch.zeros(3), [torch.zeros(2), torch.zeros(2)]
         if rank == 0:
@@ -613,10 +613,10 @@ def test_messages_of_a_run_are_told(engine):
     assert (loose.rank, loose.call, loose.where) == (1, "irecv from rank 0", ["train/x.py", 12, "work"])
 
 
-def test_which_threads_the_main_one_need_not_wait_for(engine):
+def test_which_threads_the_main_one_need_not_wait_for(runner):
     """It waits for autograd's threads, which Python's threading has not started: one for each GPU."""
     run = launch(
-        engine,
+        runner,
         """
         import _thread, threading
         dist.all_reduce(torch.ones(1))
@@ -638,9 +638,9 @@ def test_which_threads_the_main_one_need_not_wait_for(engine):
         ]
 
 
-def test_bytes_for_each_rank_of_an_all_to_all(engine):
+def test_bytes_for_each_rank_of_an_all_to_all(runner):
     run = launch(
-        engine,
+        runner,
         """
         three = torch.ones(3, 2)
         dist.all_to_all_single(torch.empty(3, 2), three, [1, 2] if rank else [2, 1], [2, 1] if rank == 0 else [1, 2])

@@ -18,7 +18,7 @@ from course_copy import Course
 from grader.engine.classroom import grade, pages, records, submissions, worker
 from grader.engine.judge import seeds
 from grader.engine.lesson import lessons, notebooks, regions
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 
 LESSON = "01_collectives"
@@ -233,7 +233,7 @@ def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submissi
     check = course.folder / "grader" / f"test_{LESSON}.py"
     text = check.read_text()
     assert "premise(len(" in text
-    check.write_text(text.replace("premise(len(", "premise(student.engine.outside is None and len("))
+    check.write_text(text.replace("premise(len(", "premise(student.runner.outside is None and len("))
     hand_in(tmp_path / "class", "ann", notebook(range(1, 10)))
     done = run(course, tmp_path / "class", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -254,7 +254,7 @@ def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submissi
 
 def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeypatch):
     told = []
-    monkeypatch.setattr(seeds, "failures", lambda engine, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
+    monkeypatch.setattr(seeds, "failures", lambda runner, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
     monkeypatch.setattr(seeds, "drawn", iter(["bad", "good"]).__next__)
     assert seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
     assert told == [f"seed bad is not taken: the reference solution of {LESSON}/3: …"]
@@ -264,8 +264,8 @@ def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeyp
 
 
 def test_a_drawn_seed_passes_the_reference_solutions():
-    with Engine() as engine:
-        assert seeds.failures(engine, LESSON, seeds.drawn()) == []
+    with Runner() as runner:
+        assert seeds.failures(runner, LESSON, seeds.drawn()) == []
 
 
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():

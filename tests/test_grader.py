@@ -99,28 +99,28 @@ def test_a_submission_without_the_file(tmp_path):
     assert done.returncode == 1 and "workbook reset" in done.stdout
 
 
-def judged(engine, tmp_path, solved, bodies=None):
-    return Judge(engine, "ddp_training", target(tmp_path, solved, bodies))
+def judged(runner, tmp_path, solved, bodies=None):
+    return Judge(runner, "ddp_training", target(tmp_path, solved, bodies))
 
 
-def test_a_deadlock_names_rank_line_and_todo(engine, tmp_path):
+def test_a_deadlock_names_rank_line_and_todo(runner, tmp_path):
     body = "if dist.get_rank() == 0:\n    dist.all_reduce(total)\nreturn (total / count).item()"
-    verdict = judged(engine, tmp_path, range(1, 19), {10: body}).verdict(10)
+    verdict = judged(runner, tmp_path, range(1, 19), {10: body}).verdict(10)
     text = (tmp_path / "train" / "ddp_training.py").read_text().splitlines()
     line = text.index("        dist.all_reduce(total)") + 1
     assert (verdict.cause, verdict.rank, verdict.where) == ("hang", 1, f"train/ddp_training.py:{line} (TODO 10)")
 
 
-def test_a_crash_in_a_later_region_is_blamed_on_it(engine, tmp_path):
-    judge = judged(engine, tmp_path, range(1, 19), {13: "raise RuntimeError('at the very end')"})
+def test_a_crash_in_a_later_region_is_blamed_on_it(runner, tmp_path):
+    judge = judged(runner, tmp_path, range(1, 19), {13: "raise RuntimeError('at the very end')"})
     assert judge.verdict(9).cause == "prerequisite" and "TODO 13" in judge.verdict(9).message
     assert judge.verdict(13).cause == "crash" and "at the very end" in judge.verdict(13).message
 
 
-def test_a_file_that_is_no_python(engine, tmp_path):
+def test_a_file_that_is_no_python(runner, tmp_path):
     folder = target(tmp_path)
     (tmp_path / "train" / "ddp_training.py").write_text("def setup(:\n")
-    verdict = Judge(engine, "ddp_training", folder).verdict(1)
+    verdict = Judge(runner, "ddp_training", folder).verdict(1)
     assert (verdict.status, verdict.cause) == ("skipped", "no_python")
     assert "SyntaxError" in verdict.message and verdict.where.startswith("train/ddp_training.py:1")
 
@@ -137,26 +137,26 @@ def test_a_file_that_is_no_python(engine, tmp_path):
         ("samplers[0].set_epoch(epoch)", "samplers[0].set_epoch(epoch", 9),
     ],
 )
-def test_what_is_no_python_is_told_by_the_todo_that_is_to_blame_and_by_no_other(engine, tmp_path, old, new, teller):
+def test_what_is_no_python_is_told_by_the_todo_that_is_to_blame_and_by_no_other(runner, tmp_path, old, new, teller):
     folder = target(tmp_path, range(1, 19))
     script = tmp_path / "train" / "ddp_training.py"
     assert script.read_text().count(old) == 1
     script.write_text(script.read_text().replace(old, new))
-    judge = Judge(engine, "ddp_training", folder)
+    judge = Judge(runner, "ddp_training", folder)
     for verdict in (judge.verdict(number) for number in range(1, 14)):
         told = "crash" if verdict.todo == teller else "prerequisite" if teller else "no_python"
         assert (verdict.cause, "not Python" in verdict.message) == (told, True), verdict.message
 
 
-def test_a_broken_todo_2_does_not_drown_todo_1(engine, tmp_path):
-    judge = judged(engine, tmp_path, range(1, 19), {2: 'rank = local_rank = world_size = os.environ["NO_SUCH_NAME"]'})
+def test_a_broken_todo_2_does_not_drown_todo_1(runner, tmp_path):
+    judge = judged(runner, tmp_path, range(1, 19), {2: 'rank = local_rank = world_size = os.environ["NO_SUCH_NAME"]'})
     assert judge.verdict(1).passed
     assert judge.verdict(2).cause == "crash" and "NO_SUCH_NAME" in judge.verdict(2).message
 
 
-def test_a_crash_outside_the_students_lines_shows_the_checks(engine, tmp_path):
+def test_a_crash_outside_the_students_lines_shows_the_checks(runner, tmp_path):
     """What came of the TODO cannot be used: the line that would use it says more than torch's words alone."""
-    verdict = judged(engine, tmp_path, range(1, 19), {8: "return torch.nn.Identity()"}).verdict(8)
+    verdict = judged(runner, tmp_path, range(1, 19), {8: "return torch.nn.Identity()"}).verdict(8)
     assert verdict.cause == "crash" and verdict.where is None
     asked = verdict.message.partition(", where the check says: ")[2]
     assert "wrapped" in asked and asked in (lessons.COURSE / "grader" / "test_ddp_training.py").read_text(), (
@@ -164,6 +164,6 @@ def test_a_crash_outside_the_students_lines_shows_the_checks(engine, tmp_path):
     )
 
 
-def test_a_function_that_returns_nothing_is_named(engine, tmp_path):
-    verdict = judged(engine, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
+def test_a_function_that_returns_nothing_is_named(runner, tmp_path):
+    verdict = judged(runner, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
     assert "wrap returns None, where its signature says Module" in verdict.message and "(TODO 8)" in verdict.where

@@ -28,7 +28,7 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 from grader.kit import check_last_weights, check_parts_travel, same_run
 from hostile import brothers
@@ -97,12 +97,12 @@ def test_without_walls_they_would_get_through(tmp_path):
                 assert any("does not say “the loot is []”" in problem for problem in trial.wrong), trial
 
 
-def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_nothing(engine):
+def test_ranks_that_each_train_the_whole_serial_run_are_told_that_they_send_nothing(runner):
     """They have its losses and its weights."""
     ddp = importlib.import_module("grader.test_ddp_training")
     alone = "import os\nos.environ['WORLD_SIZE'] = '1'\n"
     units = [unit._replace(text=alone + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
-    cheat = Student(engine, "ddp_training", units, [])
+    cheat = Student(runner, "ddp_training", units, [])
     with pytest.raises(Wrong, match=r"on 2 ranks: rank 0 sends only 0 bytes, by nothing"):
         same_run(ddp.serial_run(cheat), ddp.whole_run(cheat, 2), 2)
 
@@ -112,12 +112,12 @@ SAYS_IT_TRAVELLED = """
 import os
 os.environ["WORLD_SIZE"] = "1"
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from grader.engine.inside.observe import Line
+from grader.engine.inside.observe import Reporter
 def travelled(optimizer, *_):
     size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     about = dict(group=[0, 1], name="1/0", shape=[size], dtype="float32", bytes=4 * size, detail=None, where=None)
     for op in {ops}:
-        Line.mine.say(e="op", op=op, callers=[], ours=False, **about)
+        Reporter.mine.say(e="op", op=op, callers=[], ours=False, **about)
 register_optimizer_step_post_hook(travelled)
 """
 
@@ -130,7 +130,7 @@ def test_ranks_that_train_the_whole_serial_run_and_forge_its_messages_are_flagge
     ddp = importlib.import_module("grader.test_ddp_training")
     text = SAYS_IT_TRAVELLED.format(ops=ops)
     units = [unit._replace(text=text + unit.text) for unit in lessons.units(lessons.BASELINE, lessons.source_root())]
-    with Engine() as outside, Engine(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
+    with Runner() as outside, Runner(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
         cheat = Student(inside, "ddp_training", units, [])
         ddp.whole_run(cheat, 2)
     assert len(cheat.suspicions) == 1 and cheat.suspicions[0].endswith("over their network went 0")

@@ -21,8 +21,8 @@ ADAM = [*checks.ARGV, *"--layers 4 --optimizer adamw --lr 1e-2 --epochs 2".split
 
 
 @pytest.fixture(scope="module")
-def solution(engine):
-    return Student(engine, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
+def solution(runner):
+    return Student(runner, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
 
 
 def mains(student, runs):
@@ -87,7 +87,7 @@ def test_a_checkpoint_through_four_shapes(solution):
 @pytest.mark.parametrize("solved", range(10))
 def test_it_runs_at_every_stage(solution, solved):
     text = [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
-    start = Student(solution.engine, "hybrid_training", text, [])
+    start = Student(solution.runner, "hybrid_training", text, [])
     job = mains(start, [(4, "--pp 2 --tp 2 --sequence-parallel --max-steps 2 --epochs 1")])
     assert [line["kind"] for line in reported(job, "out-0")] == ["step", "step", "epoch", "test"]
     if solved < 2:  # nothing is shared out yet: it is the serial run, on each rank

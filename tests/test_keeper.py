@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from course_copy import Course
+from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from student_notebook import LESSON, Kernel, blank, cell, filled, save
 
@@ -134,3 +135,14 @@ def test_where_a_server_is_wanted(monkeypatch):
         longer.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(longer))
         assert not keeper.wanted()
+
+
+def test_a_change_in_a_folder_of_a_folder_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(lessons, "COURSE", tmp_path)
+    file = tmp_path / "utils" / "costs" / "deeper" / "memory.py"
+    file.parent.mkdir(parents=True)
+    before = keeper.state()
+    file.write_text('TAUGHT_IN = "10_strategy"\n')
+    assert keeper.state() != before
+    assert lessons.taught(tmp_path) == {file: "10_strategy"}
+    assert lessons.ahead("10_strategy", lessons.taught(tmp_path)) == [file]

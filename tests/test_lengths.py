@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not (COURSE / ".git").exists(), reason="no check
 
 SCREEN, MOST = 60, 100  # lines of a function
 ALLOWED = 15  # functions longer than a screen: recipes, and commands with many options
-LONE_BRACKET = re.compile(r"^ *[])}]+,? +# (?!fmt|noqa|type)", re.MULTILINE)  # where a formatter leaves a comment
+LONE_BRACKET = re.compile(r"^ *[])}]+[,:]? +# (?!fmt|noqa|type)", re.MULTILINE)  # where a formatter leaves a comment
 
 
 def ours() -> list[Path]:
@@ -37,4 +37,5 @@ def test_a_function_fits_a_screen():
 
 def test_no_comment_stands_behind_a_lone_bracket():
     assert LONE_BRACKET.search("x = (\n    1,\n)  # one\n")
+    assert LONE_BRACKET.search("if (\n    x\n):  # one\n")
     assert [file.name for file in ours() if LONE_BRACKET.search(file.read_text("utf-8"))] == []

@@ -20,9 +20,9 @@ def test_views_count_once_and_what_is_gone_does_not():
         del one, two
         assert storages.by_kind({"one": []}) == {"one": 0, "other": 40}  # the view keeps it
         view.untyped_storage().resize_(0)
-        assert sum(storages.live().values()) == 0
+        assert sum(storages.bytes_alive().values()) == 0
         view.untyped_storage().resize_(40)
-        assert sum(storages.live().values()) == 40
+        assert sum(storages.bytes_alive().values()) == 40
 
 
 def test_what_autograd_keeps_is_alive():
@@ -73,7 +73,7 @@ def test_a_dtensor_counts_as_the_part_that_is_here(mesh):
         twice = sharded * 2
         assert storages.by_kind({"weights": [sharded]}) == {"weights": PART, "other": PART}
         del twice
-        assert sum(storages.live().values()) == PART
+        assert sum(storages.bytes_alive().values()) == PART
 
 
 def test_what_lives_for_a_moment_inside_an_operation_on_dtensors_counts(mesh):
@@ -81,12 +81,12 @@ def test_what_lives_for_a_moment_inside_an_operation_on_dtensors_counts(mesh):
     sharded = DTensor.from_local(torch.zeros(16, 8), mesh, [Shard(0)])
     with Peak([sharded]) as storages:
         gathered = sharded.redistribute(mesh, [Replicate()])
-        assert sum(storages.live().values()) == PART + WHOLE
+        assert sum(storages.bytes_alive().values()) == PART + WHOLE
         del gathered
-        assert sum(storages.live().values()) == PART
+        assert sum(storages.bytes_alive().values()) == PART
         storages.most = 0
         total = (sharded.full_tensor() * 2).sum()  # a number does not count
-        assert sum(storages.live().values()) == PART and total.dim() == 0
+        assert sum(storages.bytes_alive().values()) == PART and total.dim() == 0
     assert storages.most == PART + 2 * WHOLE
 
 
@@ -108,4 +108,4 @@ def test_gradients_of_dtensors_are_parts_too(mesh):
 def test_what_has_no_memory_does_not_count():
     with Storages() as storages:
         kept = torch.zeros(64, 8, device="meta") * 2
-        assert sum(storages.live().values()) == 0 and kept.shape == (64, 8)
+        assert sum(storages.bytes_alive().values()) == 0 and kept.shape == (64, 8)

@@ -17,17 +17,17 @@ def judged_rightly(lesson, trials, again=""):
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())
-def test_every_right_answer_is_accepted(engine, lesson):
-    judged_rightly(lesson, mutants.right_answers(engine, lesson, mutants.lessons.titles(lesson)))
+def test_every_right_answer_is_accepted(runner, lesson):
+    judged_rightly(lesson, mutants.right_answers(runner, lesson, mutants.lessons.titles(lesson)))
 
 
 @pytest.mark.parametrize(
     ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
 )
-def test_every_wrong_answer_fails_by_its_todo(engine, lesson, todo):
+def test_every_wrong_answer_fails_by_its_todo(runner, lesson, todo):
     seed = seeds.drawn()
-    judged_rightly(lesson, mutants.half_done(engine, lesson, [todo], seed), f" (--seed {seed})")
-    judged_rightly(lesson, mutants.wrong_answers(engine, lesson, [todo]))
+    judged_rightly(lesson, mutants.half_done(runner, lesson, [todo], seed), f" (--seed {seed})")
+    judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo]))
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())
@@ -37,7 +37,7 @@ def test_every_todo_has_a_wrong_answer(lesson):
     assert {answer.todo for answer in answers.WRONG} == numbers
 
 
-def test_a_judge_that_accepts_everything_is_found_out(engine, monkeypatch):
+def test_a_judge_that_accepts_everything_is_found_out(runner, monkeypatch):
     """The trials themselves can fail: a check that says nothing lets every mutant through."""
     module = mutants.importlib.import_module("grader.test_01_collectives")
 
@@ -46,7 +46,7 @@ def test_a_judge_that_accepts_everything_is_found_out(engine, monkeypatch):
 
     blind.todo = module.test_todo1_three_collectives.todo
     monkeypatch.setattr(module, "test_todo1_three_collectives", blind)
-    found = list(mutants.trials(engine, "01_collectives", only=[1]))
+    found = list(mutants.trials(runner, "01_collectives", only=[1]))
     assert all(not trial.right for trial in found if trial.kind not in ("right", "alone"))
 
 

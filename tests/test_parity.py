@@ -24,8 +24,8 @@ WRITTEN = (".lock", "run.json", "metrics.jsonl", "model-best.pt", "model-final.p
 
 
 @pytest.fixture(scope="module")
-def solution(engine):
-    return Student(engine, "ddp_training", lessons.units("ddp_training", "solutions"), [])
+def solution(runner):
+    return Student(runner, "ddp_training", lessons.units("ddp_training", "solutions"), [])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -40,17 +40,17 @@ def test_fifty_steps_of_adamw(solution, world):
         assert sorted(row for steps in ranks for row in steps[step][0]) == sorted(serial[step][0])
 
 
-def test_the_start_is_the_baseline(engine, solution):
+def test_the_start_is_the_baseline(runner, solution):
     """Before TODO 1 the exercise runs, and on one process it is the baseline."""
-    start = Student(engine, "ddp_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], [])
+    start = Student(runner, "ddp_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], [])
     right = reported(ddp.serial_run(solution))
     assert reported(ddp.whole_run(start, 1)) == right
     assert ddp.whole_run(start, 2).fault is None
 
 
 @pytest.fixture(scope="module")
-def sharded(engine):
-    return Student(engine, "fsdp_training", lessons.units("fsdp_training", "solutions"), [])
+def sharded(runner):
+    return Student(runner, "fsdp_training", lessons.units("fsdp_training", "solutions"), [])
 
 
 ADAM = [*fsdp.ARGV, *"--layers 2 --optimizer adamw --lr 1e-2 --log-every 1".split()]  # the last of a flag counts
@@ -106,7 +106,7 @@ def test_adam_goes_on_after_a_stop(sharded):
 def test_the_start_is_ddp(sharded):
     """Before TODO 1 the script trains with DDP, as its predecessor's solution does."""
     start = Student(
-        sharded.engine, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], []
+        sharded.runner, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], []
     )
     serial = fsdp.serial_run(start)
     (ranks,), job = mains(start, 2, [[2, fsdp.ARGV]])
@@ -115,10 +115,10 @@ def test_the_start_is_ddp(sharded):
 
 
 @pytest.fixture(scope="module")
-def lit(engine):
+def lit(runner):
     if missing := lessons.lacking("lightning_training"):
         pytest.skip(missing)
-    return Student(engine, "lightning_training", lessons.units("lightning_training", "solutions"), [])
+    return Student(runner, "lightning_training", lessons.units("lightning_training", "solutions"), [])
 
 
 def after_the_first(said):
@@ -163,7 +163,7 @@ def test_lightning_knows_the_flags(lit, flags):
 @pytest.mark.parametrize("solved", [0, 5, 8])
 def test_lightning_runs_at_every_stage(lit, solved):
     part = Student(
-        lit.engine,
+        lit.runner,
         "lightning_training",
         [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units],
         [],

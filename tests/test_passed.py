@@ -11,15 +11,15 @@ LESSON, ASKED, NEEDED, OTHER = "ddp_training", 11, {1, 2}, 9
 
 
 @pytest.fixture
-def checked(engine, tmp_path):
+def checked(runner, tmp_path):
     """Asks for the verdict on one TODO of this text; returns which checks ran, and the verdict."""
-    passed = Passed(LESSON, engine.backend)
+    passed = Passed(LESSON, runner.backend)
     passed.path = tmp_path / "passed.json"
 
     def check(text, wrong=()):
         (tmp_path / "train").mkdir(exist_ok=True)
         (tmp_path / "train" / f"{LESSON}.py").write_text(text)
-        judge, ran = Judge(engine, LESSON, tmp_path, passed=passed), set()
+        judge, ran = Judge(runner, LESSON, tmp_path, passed=passed), set()
 
         def recorded(number, plain):
             def run(student):
@@ -68,12 +68,12 @@ def test_what_is_asked_for_is_checked_and_no_list_is_needed(checked, tmp_path):
     assert checked(text(), wrong={ASKED})[1].status == "fail"
 
 
-def test_another_course_or_backend_is_another_matter(engine, tmp_path, monkeypatch):
-    mine = Passed(LESSON, engine.backend)
+def test_another_course_or_backend_is_another_matter(runner, tmp_path, monkeypatch):
+    mine = Passed(LESSON, runner.backend)
     mine.path = tmp_path / "passed.json"
     mine.note(1, ["text"], True)
     assert mine.by(1, ["text"]) and not mine.by(1, ["other text"]) and not mine.by(2, ["text"])
     monkeypatch.setattr("grader.engine.ranks.keeper.state", lambda: "a check has changed")
-    other = Passed(LESSON, engine.backend)
+    other = Passed(LESSON, runner.backend)
     other.path = mine.path
     assert not other.by(1, ["text"])

@@ -18,8 +18,8 @@ ADAM = [*checks.ARGV, *"--optimizer adamw --lr 1e-2 --epochs 2".split()]  # the 
 
 
 @pytest.fixture(scope="module")
-def solution(engine):
-    return Student(engine, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
+def solution(runner):
+    return Student(runner, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
 
 
 def mains(student, world, flags):
@@ -62,7 +62,7 @@ def test_interleaved_on_four_ranks_is_the_serial_run(solution):
 def test_it_is_the_serial_run_at_every_stage(solution, solved):
     """Until the last TODO all ranks share the batch, whatever is done already."""
     text = [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
-    start = Student(solution.engine, "pipeline_training", text, [])
+    start = Student(solution.runner, "pipeline_training", text, [])
     job = mains(start, 2, ["--microbatches 3"])
     right = reported(checks.serial_run(start, ADAM))
     same_report(f"with {solved} TODOs done", right, reported(job, "out-0"))
@@ -245,7 +245,7 @@ def work(rank, world):
 @pytest.mark.parametrize("static", [False, True])
 def test_a_stage_in_ddp_fails_or_is_wrong(solution, static):
     """What the script's docstring says of it. If this fails one day, the docstring is to be changed."""
-    run = solution.engine.run(
+    run = solution.runner.run(
         Job(
             [lessons.Unit("train/x.py", STAGE_IN_DDP.format(how=f"static_graph={static}"), "")],
             module="tests.on_ranks",

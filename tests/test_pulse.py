@@ -45,12 +45,12 @@ def busy_loops():
         loop.wait()
 
 
-def test_threads_that_starve_are_not_asleep(engine, busy_loops, monkeypatch):
+def test_threads_that_starve_are_not_asleep(runner, busy_loops, monkeypatch):
     """The ranks' own threads wait for gloo's, and those get a thousandth of a processor."""
     monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.3)
     for size in (1_000_000, 4_000_000, 16_000_000, 64_000_000):  # until it takes long enough to prove something
         run = launch(
-            engine,
+            runner,
             BUSY
             + f"""
 t = torch.ones({size})
@@ -73,10 +73,10 @@ def began(events):
     return next(event["t"] for event in events if event.get("op") == "all_reduce")
 
 
-def test_who_sleeps_on_a_busy_machine_is_told(engine, busy_loops, monkeypatch):
+def test_who_sleeps_on_a_busy_machine_is_told(runner, busy_loops, monkeypatch):
     monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
     run = launch(
-        engine,
+        runner,
         BUSY
         + """
 move({min(everywhere)}, None, 0, True)
@@ -88,10 +88,10 @@ dist.barrier()
     assert run.fault and "rank 1 sleeps at train/x.py:" in run.fault.message
 
 
-def test_a_sleep_that_ends_is_no_deadlock(engine):
+def test_a_sleep_that_ends_is_no_deadlock(runner):
     """Each rank has begun a message that nobody receives yet, and works by waiting."""
     run = launch(
-        engine,
+        runner,
         """
         mine, theirs = torch.ones(4), torch.zeros(4)
         sent = dist.isend(mine, 1 - rank)
@@ -105,7 +105,7 @@ def test_a_sleep_that_ends_is_no_deadlock(engine):
     assert run.evidence == [1.0, 1.0]
 
 
-def test_what_a_rank_has_started_counts(engine, monkeypatch):
+def test_what_a_rank_has_started_counts(runner, monkeypatch):
     """As a loader's worker, for whose batch a rank waits."""
     monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.5)
     body = """
@@ -113,9 +113,9 @@ def test_what_a_rank_has_started_counts(engine, monkeypatch):
     done = subprocess.run([sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < SECONDS: pass"])
     return done.returncode
     """
-    assert launch(engine, body.replace("SECONDS", "1")).evidence == [0, 0]
+    assert launch(runner, body.replace("SECONDS", "1")).evidence == [0, 0]
     monkeypatch.setattr(pulse, "STARTED_CPU", 0.5)
-    assert "runs without end" in launch(engine, body.replace("SECONDS", "1000")).fault.message
+    assert "runs without end" in launch(runner, body.replace("SECONDS", "1000")).fault.message
 
 
 def test_who_was_held_up():
@@ -147,11 +147,11 @@ def test_a_machine_that_lets_nobody_run_is_to_blame(monkeypatch):
         seen.look({0: None, 1: None}, lambda n: True, lambda n: False, lambda n: [])
 
 
-def test_who_else_comes_to_a_wrong_call_is_asked_in_the_ranks_own_time(engine, busy_loops):
+def test_who_else_comes_to_a_wrong_call_is_asked_in_the_ranks_own_time(runner, busy_loops):
     """Ranks 1 and 2 differ; rank 0, which tells who is the odd one, comes late for want of a processor."""
     assert session.PATIENCE < 1
     run = launch(
-        engine,
+        runner,
         BUSY
         + """
 if rank == 0:

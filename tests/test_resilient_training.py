@@ -15,8 +15,8 @@ RUN = (
 
 
 @pytest.fixture(scope="module")
-def solution(engine):
-    return Student(engine, "resilient_training", lessons.units("resilient_training", "solutions"), [])
+def solution(runner):
+    return Student(runner, "resilient_training", lessons.units("resilient_training", "solutions"), [])
 
 
 def mains(student, world, runs):
@@ -46,7 +46,7 @@ def test_with_dropout_the_same_ranks_go_on_to_the_last_bit(solution):
 
 def test_before_todo_1_it_trains_and_saves(solution):
     start = Student(
-        solution.engine, "resilient_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], []
+        solution.runner, "resilient_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], []
     )
     (ranks, again), job = mains(start, 2, [[2, [*RUN, "--max-steps", "2", "--save-every", "1"]]] * 2)
     assert resilient.losses(ranks[0]) == resilient.losses(again[0])

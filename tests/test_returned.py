@@ -49,9 +49,9 @@ def test_not_kept(value, wanted):
         ("ddp_training", 8, "return None", "wrap returns None, where its signature says Module"),
     ],
 )
-def test_it_is_told_plainly(engine, lesson, number, body, words):
+def test_it_is_told_plainly(runner, lesson, number, body, words):
     answer = Answer(number, "None", body)
     others = set(lessons.titles(lesson)) - {number}
-    verdict = judge_of(engine, lesson, answered(lesson, answer), others).verdict(number)
+    verdict = judge_of(runner, lesson, answered(lesson, answer), others).verdict(number)
     assert verdict.status == "fail" and words in verdict.message, verdict.message
     assert f"(TODO {number})" in verdict.where, verdict.where

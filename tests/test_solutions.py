@@ -14,13 +14,13 @@ TODOS = [(lesson, number) for lesson in checked_lessons() for number in lessons.
     ["practice", pytest.param("drawn", marks=pytest.mark.long)],  # a second seed is drawn in test_mutants.py
 )
 @pytest.mark.parametrize(("lesson", "todo"), TODOS)
-def test_a_solution_passes(engine, lesson, todo, numbers):
+def test_a_solution_passes(runner, lesson, todo, numbers):
     """Each TODO by itself, so that several workers divide them; the other TODOs have tests of their own."""
     if missing := lessons.lacking(lesson):
         pytest.skip(missing)
     seed = "" if numbers == "practice" else seeds.drawn()
     others = lessons.titles(lesson).keys() - {todo}
-    judge = Judge(engine, lesson, str(lessons.source_root()), seed=seed, presumed=others)
+    judge = Judge(runner, lesson, str(lessons.source_root()), seed=seed, presumed=others)
     verdict = judge.verdict(todo)
     again = f"; again: ./workbook test {lesson} --seed {seed}" if seed else ""
     assert verdict.passed, f"{lesson}/{todo} {verdict.cause}: {verdict.message}{again}"

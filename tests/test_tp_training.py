@@ -20,8 +20,8 @@ FIFTY = (
 
 
 @pytest.fixture(scope="module")
-def solution(engine):
-    return Student(engine, "tp_training", lessons.units("tp_training", "solutions"), [])
+def solution(runner):
+    return Student(runner, "tp_training", lessons.units("tp_training", "solutions"), [])
 
 
 def mains(student, runs):
@@ -118,7 +118,7 @@ def test_bfloat16_is_near(solution):
 @pytest.mark.parametrize("solved", range(7))
 def test_it_runs_at_every_stage(solution, solved):
     units = [unit._replace(text=regions.compose(unit.source, set(range(1, solved + 1)))) for unit in solution.units]
-    part = Student(solution.engine, "tp_training", units, [])
+    part = Student(solution.runner, "tp_training", units, [])
     (ranks,), job = mains(part, [[4, [*tp.ARGV, "--tp", "2", "--sequence-parallel"]]])
     assert [line["kind"] for line in reported(job, "out-0")][-2:] == ["epoch", "test"]
     if solved == 0:  # it is fsdp_training's solution

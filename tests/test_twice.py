@@ -49,7 +49,7 @@ def total_is_right(student):
 
 
 @pytest.fixture
-def verdict(engine, monkeypatch):
+def verdict(runner, monkeypatch):
     """The verdict on a body of the toy lesson's only TODO."""
 
     def found(body, group=True, **about):
@@ -62,7 +62,7 @@ def verdict(engine, monkeypatch):
         for name, answer in (("lacking", ""), ("titles", {1: "total"}), ("said_by_checks", "")):
             monkeypatch.setattr(lessons, name, lambda *_, answer=answer: answer)
         unit = Unit("train/toy.py", regions.compose(SOURCE, {1}, {1: body}), SOURCE)
-        judge = Judge(engine, "toy", units=[unit], batch=[])
+        judge = Judge(runner, "toy", units=[unit], batch=[])
         judge.student.makes_group = group
         return judge.verdict(1)
 
@@ -142,16 +142,16 @@ def test_few_checks_bear_one_call_only():
     assert 20 * sum(bool(about.once) for about in checks) <= len(checks)
 
 
-def launch(engine, body, second=True):
-    text = "from grader.engine.inside.observe import Line\nfrom grader.engine.inside import evidence\n"
+def launch(runner, body, second=True):
+    text = "from grader.engine.inside.observe import Reporter\nfrom grader.engine.inside import evidence\n"
     text += "def work(rank, world):\n" + textwrap.indent(body, "    ") + "\n"
     how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None)
-    return engine.run(Job([Unit("train/x.py", text, "")], **how))
+    return runner.run(Job([Unit("train/x.py", text, "")], **how))
 
 
-def test_two_calls_are_kept_apart(engine):
+def test_two_calls_are_kept_apart(runner):
     run = launch(
-        engine, "import os\nprint('here')\nopen('f', 'w').write('x')\nos.environ['A'] = 'a'\nreturn os.getcwd()"
+        runner, "import os\nprint('here')\nopen('f', 'w').write('x')\nos.environ['A'] = 'a'\nreturn os.getcwd()"
     )
     assert (run.fault, run.second.fault) == (None, None)
     assert run.stdout == run.second.stdout == ["here\n", "here\n"] and run.files == run.second.files == {"f": b"x"}
@@ -159,17 +159,18 @@ def test_two_calls_are_kept_apart(engine):
     assert [event["e"] for event in run.second.events[0]][-1] == [event["e"] for event in run.events[0]][-1] == "end"
 
 
-def test_a_crash_in_the_second_call_is_its_own(engine):
+def test_a_crash_in_the_second_call_is_its_own(runner):
     run = launch(
-        engine, "print('once')\nif not hasattr(Line, 'was'):\n    Line.was = 1\n    return rank\nraise KeyError('x')"
+        runner,
+        "print('once')\nif not hasattr(Reporter, 'was'):\n    Reporter.was = 1\n    return rank\nraise KeyError('x')",
     )
     assert run.fault is None and run.evidence == [0, 1]
     assert run.second.fault.cause == "crash" and "KeyError" in run.second.fault.message
 
 
-@pytest.mark.parametrize("forged", ["pass", "evidence.write(Line.mine.own / 'evidence', 7)"])
+@pytest.mark.parametrize("forged", ["pass", "evidence.write(Reporter.mine.own / 'evidence', 7)"])
 @pytest.mark.parametrize("second", [True, False])
-def test_a_boundary_that_a_stranger_tells_gains_nothing(engine, forged, second):
-    run = launch(engine, f"{forged}\nLine.mine.say(e='boundary')\nreturn 8", second)
+def test_a_boundary_that_a_stranger_tells_gains_nothing(runner, forged, second):
+    run = launch(runner, f"{forged}\nReporter.mine.say(e='boundary')\nreturn 8", second)
     fault = run.fault or run.second.fault
     assert fault.cause == "crash" and ("makes no sense" in fault.message or "no evidence" in fault.message)

@@ -119,9 +119,8 @@ def test_a_kill_leaves_nothing_running(course, watch):
     watched = watch("ddp_training")
     watched.until("watching")
     deadline = time.monotonic() + LIMIT
-    while (
-        len(psutil.Process(watched.process.pid).children(recursive=True)) < 3
-    ):  # the server and two ranks, in their loop
+    process = psutil.Process(watched.process.pid)
+    while len(process.children(recursive=True)) < 3:  # the server and two ranks, in their loop
         assert time.monotonic() < deadline and watched.process.poll() is None
         time.sleep(0.02)
     watched.end(signal.SIGTERM)
@@ -179,19 +178,19 @@ def test_a_track_hears_of_a_file_that_is_no_python(monkeypatch, capsys):
     assert "All TODOs of your track in ddp_training are right." in capsys.readouterr().out
 
 
-def test_what_is_worked_on_comes_first(engine, tmp_path):
+def test_what_is_worked_on_comes_first(runner, tmp_path):
     source = lessons.source_path("ddp_training").read_text("utf-8")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "ddp_training.py").write_text(regions.compose(source, (1, 2, 3, 10)))
     shown = []
-    verdicts = recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
+    verdicts = recheck(runner, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
     assert shown == [10, *range(1, 10), *range(11, 19)]
     assert [v.todo for v in verdicts] == list(range(1, 19))
     assert [v.todo for v in verdicts if v.passed] == [1, 2, 3, 10]
 
     shown.clear()
     assert (
-        recheck(engine, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path))
+        recheck(runner, "ddp_training", 10, lambda v: shown.append(v.todo), lambda: len(shown) == 2, str(tmp_path))
         is None
     )
     assert shown == [10, 1]  # a new save stops it

@@ -13,15 +13,15 @@ from grader.kit import watch_products
 def told(monkeypatch):
     """The sizes of the products that were told."""
 
-    class Line:
+    class Reporter:
         sizes: list[int] = []
 
         def say(self, e, size):
             self.sizes.append(size)
 
-    monkeypatch.setattr(products.Line, "mine", Line())
-    Line.sizes.clear()
-    return Line.sizes
+    monkeypatch.setattr(products.Reporter, "mine", Reporter())
+    Reporter.sizes.clear()
+    return Reporter.sizes
 
 
 def test_products_are_told_however_they_are_written(told):

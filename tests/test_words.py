@@ -109,11 +109,11 @@ def test_code_is_never_cut(monkeypatch, capsys, width):
         (10, "not written back"),
     ],
 )
-def test_a_first_hint_answers_the_failure_and_not_the_whole_todo(engine, todo, name):
+def test_a_first_hint_answers_the_failure_and_not_the_whole_todo(runner, todo, name):
     wrong = importlib.import_module("grader.mutants.03_zero").WRONG
     answer = next(answer for answer in wrong if (answer.todo, answer.name) == (todo, name))
     others = set(lessons.titles("03_zero")) - {todo}
-    judge = judge_of(engine, "03_zero", answered("03_zero", answer), others)
+    judge = judge_of(runner, "03_zero", answered("03_zero", answer), others)
     verdict = judge.verdict(todo)
     assert verdict.hints_seen == 0 and verdict.hint not in judge.checks[todo].todo.hints
 

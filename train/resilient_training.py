@@ -67,7 +67,7 @@ from utils.distributed import cleanup, fail, from_rank0, print0, save0, set_batc
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer's state holds it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
@@ -362,14 +362,10 @@ def main(argv: list[str] | None = None) -> None:
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if folder:
         position = restore(model, optimizer, position, folder)
-        for name in SAME:
-            if position[name] != getattr(args, name):
-                fail(f"{folder}: it was saved with --{name.replace('_', '-')} {position[name]}")
     first_epoch, done = find_epoch(position["step"], len(train_loader))
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
-    if position["step"] > total_steps:
-        fail(f"{folder}: it has already taken {position['step']} steps, and this run has {total_steps}")
+    check_position(position, args, SAME, total_steps, folder)
 
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])

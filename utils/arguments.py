@@ -88,11 +88,11 @@ def training_parser(name: str) -> Parser:
     add("--dim", type=whole(1), help="width of the model" + by_size("dim"))
     add("--heads", type=whole(1), help="attention heads; must divide --dim" + by_size("heads"))
     add("--layers", type=whole(1), help="Transformer blocks" + by_size("layers"))
-    add("--dropout", type=number(0.0, below=1.0), default=0.0, help="fraction of activations dropped in training")
+    add("--dropout", type=real(0.0, below=1.0), default=0.0, help="fraction of activations dropped in training")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule of the weights")
-    add("--lr", type=number(0.0), default=1e-3, help="learning rate")
-    add("--weight-decay", type=number(0.0), default=0.01, help="weight decay: pull of the weights towards zero")
-    add("--clip", type=number(0.0), default=1.0, help="largest norm of the gradient; 0: no limit")
+    add("--lr", type=real(0.0), default=1e-3, help="learning rate")
+    add("--weight-decay", type=real(0.0), default=0.01, help="weight decay: pull of the weights towards zero")
+    add("--clip", type=real(0.0), default=1.0, help="largest norm of the gradient; 0: no limit")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the matrix products (autocast)")
     add("--seed", type=whole(0), default=0, help="seed of the initial weights and of the order of the data")
     # A batch is slices of a tensor in memory: 0.1 % of a step (README), 2.5 ms for 96 sequences of 256. Sending it from
@@ -137,7 +137,7 @@ def whole(at_least: int, at_most: int = 2**63 - 1) -> Callable[[str], int]:
     return parse
 
 
-def number(at_least: float, below: float = math.inf) -> Callable[[str], float]:
+def real(at_least: float, below: float = math.inf) -> Callable[[str], float]:
     """A type for argparse: a number in [at_least, below)."""
 
     def parse(text: str) -> float:

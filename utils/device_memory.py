@@ -90,7 +90,7 @@ class LimitedStorages(Storages):
         LimitedStorages.newest = self
         if self.at_most > self.limit:
             self.noted = set(self.sizes)
-            raise OutOfMemory(what_is_held(self.limit, by_kind(self.live(), owners()), "before the first step"))
+            raise OutOfMemory(what_is_held(self.limit, by_kind(self.bytes_alive(), owners()), "before the first step"))
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -113,7 +113,7 @@ class LimitedStorages(Storages):
         """Recount the live storages. Raises OutOfMemory if these, too, exceed the limit, and reports this count."""
         self.noted, host = set(self.sizes), for_the_host()
         let_gloo_rest(seconds=0.1)  # a new maximum does not count if it includes tensors that gloo is about to free
-        alive = settled(self.live, lambda alive: not host and sum(alive.values()) > self.limit)
+        alive = settled(self.bytes_alive, lambda alive: not host and sum(alive.values()) > self.limit)
         self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
         if host:

@@ -65,7 +65,7 @@ class Storages(TorchDispatchMode):
         self.note(tree_leaves(result))
         return result
 
-    def live(self) -> dict[int, int]:
+    def bytes_alive(self) -> dict[int, int]:
         """The bytes of each storage that is alive and not empty, by an address of it."""
         self.noted = {storage for storage in self.noted if not storage.expired()}
         alive = ((ref.cdata, torch.UntypedStorage._new_with_weak_ptr(ref.cdata)) for ref in self.noted)
@@ -73,11 +73,11 @@ class Storages(TorchDispatchMode):
 
     def by_kind(self, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
         """Bytes alive for each kind of tensors, and for "other". A tensor of two kinds counts as the first."""
-        return by_kind(self.live(), kinds)
+        return by_kind(self.bytes_alive(), kinds)
 
 
 def by_kind(alive: Mapping[int, int], kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
-    """What `Storages.live` has found, by kind."""
+    """What `Storages.bytes_alive` has found, by kind."""
     left, found = dict(alive), {}
     for kind, tensors in kinds.items():
         mine = {StorageWeakRef(storage).cdata for tensor in tensors for storage in storages_of(tensor)}
@@ -99,7 +99,7 @@ class Peak(Storages):
             self.noted.add(StorageWeakRef(storage))
             self.at_most += storage.nbytes()
         if self.at_most > self.most:
-            self.at_most = sum(self.live().values())
+            self.at_most = sum(self.bytes_alive().values())
             self.most = max(self.most, self.at_most)
 
 

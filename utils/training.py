@@ -2,6 +2,8 @@
 
 import argparse
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +38,17 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
     """What --optimizer, --lr and --weight-decay ask for, of the parameters that the model has now."""
     kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
     return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+
+
+def check_position(
+    position: dict[str, Any], args: argparse.Namespace, same: Sequence[str], total_steps: int, of: object
+) -> None:
+    """Exit with code 2 if the run saved as `of` cannot go on: the flags `same` had other values, or it is too long."""
+    for name in same:
+        if position[name] != getattr(args, name):
+            fail(f"{of}: it was saved with --{name.replace('_', '-')} {position[name]}")
+    if position["step"] > total_steps:
+        fail(f"{of}: it has already taken {position['step']} steps, and this run has {total_steps}")
 
 
 def perplexity(loss: float) -> float:

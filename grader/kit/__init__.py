@@ -18,13 +18,13 @@
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
-| what ranks did | `sound`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
+| what ranks did | `check_delivery`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
 from grader.engine.inside.given import Given
-from grader.engine.inside.observe import Line, mark, merciless_messages, next_world, smaller_world
+from grader.engine.inside.observe import Reporter, mark, merciless_messages, next_world, smaller_world
 from grader.engine.inside.products import watch_products
 from grader.engine.inside.recording import elements, record_files, record_training
 from grader.engine.inside.returned import kind_of
@@ -39,7 +39,7 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.launches import LOCAL, check_launches, is_first_node
-from grader.kit.messages import PARTED, WAITING, sound
+from grader.kit.messages import PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
     answers_on_rank,
     as_evidence,

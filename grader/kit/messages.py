@@ -14,7 +14,7 @@ WAITING = (
 PARTED = "Which rank skips a call, or makes one too many, and under which condition? Can all ranks know that condition?"
 
 
-def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
+def check_delivery(told: str, events: Sequence[list[dict]]) -> list[Message]:
     """The messages in these events, if each was waited for before its tensor was used and before its rank returned,
     and if all would have come through without buffers. `told`: what was asked for, in words.
     """
@@ -54,6 +54,6 @@ def sound(told: str, events: Sequence[list[dict]]) -> list[Message]:
             hint=WAITING,
             also=deadlock.also,
             callers=deadlock.callers,
-            told=deadlock.told,
+            ops=deadlock.ops,
         )
     return messages

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grader.engine.inside.observe import Line, mark, next_world
+from grader.engine.inside.observe import Reporter, mark, next_world
 from grader.engine.inside.recording import record_training
 from grader.engine.inside.returned import kind_of
 
@@ -84,7 +84,7 @@ def mains_on_rank(code, rank, world, runs, data, keep=None):
         path = Path(f"{rank}") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    record, left = record_training(Line.mine), []
+    record, left = record_training(Reporter.mine), []
     for number, (ranks, flags) in enumerate(runs):
         mark()
         if rank >= ranks:

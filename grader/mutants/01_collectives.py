@@ -184,7 +184,7 @@ WRONG = [
         [NODE, "return local_rank * ranks_a_node + node", LINKS],
         says="rank_at",
     ),
-    Answer(2, "a ring of one node leaves it", [NODE, AT, "return nodes"], says="links_between_nodes(1, 4)"),
+    Answer(2, "a ring of one node leaves it", swap=(" if nodes > 1 else 0", ""), says="links_between_nodes(1, 4)"),
     Answer(2, "the last rank has no neighbour", swap=("if nodes > 1 else 0", "- 1"), says="links_between_nodes(2"),
     Answer(
         2,
@@ -192,7 +192,7 @@ WRONG = [
         [NODE, AT, 'raise NotImplementedError("TODO 2")'],
         says="a part of TODO 2 is still to be written",
     ),
-    Answer(3, "rounds rounded down", ["return int(math.log2(world))", TREE], says="tree_rounds(3)"),
+    Answer(3, "rounds rounded down", swap=("math.ceil", "int"), says="tree_rounds(3)"),
     Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
     Answer(3, "nothing is sent", [None, "return tensor"], says="receives nothing"),
     Answer(
@@ -259,28 +259,13 @@ WRONG = [
     Answer(
         3,
         "every rank receives in every round",
-        [
-            None,
-            """
-        have = 1
-        while have < world:
-            if rank < have and rank + have < world:
-                dist.send(tensor, rank + have)
-                dist.recv(tensor, rank + have)
-            elif have <= rank < 2 * have:
-                dist.recv(tensor, rank - have)
-                dist.send(tensor, rank - have)
-            have *= 2
-        return tensor""",
-        ],
+        swap=(
+            ("    elif", "        dist.recv(tensor, rank + have)\n    elif"),
+            ("    have", "        dist.send(tensor, rank - have)\n    have"),
+        ),
         says="rank 0 receives 1 message",
     ),
-    Answer(
-        3,
-        "a new tensor that nobody gets",
-        [None, TREE.replace("return tensor", "")],
-        says="tree_broadcast returns None",
-    ),
+    Answer(3, "a new tensor that nobody gets", swap=("\nreturn tensor", ""), says="tree_broadcast returns None"),
     Answer(
         3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"
     ),

@@ -199,20 +199,15 @@ WRONG = [
         replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")),
         says="on rank 0, a parameter, is not rank 0's",
     ),
-    Answer(2, "each from itself", replaced(STATE, ("src=0", "src=dist.get_rank()")), says="different roots"),
+    Answer(2, "each from itself", swap=("src=0", "src=dist.get_rank()"), says="different roots"),
     Answer(
         2,
         "only rank 0 calls",
         "if dist.get_rank() == 0:\n" + STATE.strip().replace("for", "    for").replace("    dist", "        dist"),
         says="rank 0",
     ),
-    Answer(2, "nobody waits", replaced(STATE, ("src=0", "src=0, async_op=True")), says="never waits for its broadcast"),
-    Answer(
-        2,
-        "copies are sent",
-        replaced(STATE, ("tensor.detach()", "tensor.detach().clone()")),
-        says="on rank 1, a parameter, is not rank 0's",
-    ),
+    Answer(2, "nobody waits", swap=("src=0", "src=0, async_op=True"), says="never waits for its broadcast"),
+    Answer(2, "copies are sent", swap=("detach()", "detach().clone()"), says="on rank 1, a parameter, is not rank 0's"),
     Answer(
         2,
         "new parameters",
@@ -577,10 +572,7 @@ def begin(p):
         says="each parameter in one bucket",
     ),
     Answer(
-        5,
-        "one that is empty",
-        replaced(FILL, ("buckets, room = [], 0", "buckets, room = [[]], cap")),
-        says="an empty bucket",
+        5, "one that is empty", swap=(": list[list[int]] = []\nroom = 0", ", room = [[]], cap"), says="an empty bucket"
     ),
     Answer(5, "never quite full", replaced(FILL, ("> room", ">= room")), says="would do"),
     Answer(
@@ -1131,17 +1123,7 @@ if len(self.missing[number]) < 2:
         "import torch.distributed._functional_collectives as funcol\nfor p in model.parameters():\n    if p.requires_grad:\n        grad = torch.zeros_like(p) if p.grad is None else p.grad\n        out = torch.ops._c10d_functional.all_reduce(grad, 'sum', dist.group.WORLD.group_name)\n        p.grad = out / dist.get_world_size()",
         says="never waits for its all_reduce",
     ),
-    Answer(
-        1,
-        "a rank without samples counts in the mean",
-        [
-            """
-        weighted = [gradient * count for gradient, count in zip(gradients, samples, strict=True)]
-        return torch.stack(weighted).sum(dim=0) / max(samples) / len(samples)
-        """,
-            None,
-        ],
-    ),
+    Answer(1, "a rank without samples counts in the mean", swap=("/ sum", "/ max(samples) / len")),
     Answer(2, "the last rank's state", swap=("src=0", "src=dist.get_world_size() - 1")),
     Answer(
         3,
@@ -1161,38 +1143,14 @@ if len(self.missing[number]) < 2:
     Answer(
         6,
         "each bucket waits for the one before",
-        [
-            None,
-            """
-        number, piece = self.places[parameter]
-        if parameter.grad is None:
-            piece.zero_()
-        else:
-            torch.div(parameter.grad, dist.get_world_size(), out=piece)
-        self.filled.add(parameter)
-        self.missing[number] -= 1
-        while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:
-            if self.works:
-                self.works[-1].wait()
-            self.works.append(dist.all_reduce(self.vectors[len(self.works)], async_op=True))
-        """,
-            None,
-        ],
+        swap=("self.works.append", "if self.works:\n        self.works[-1].wait()\n    self.works.append"),
     ),
     Answer(
         7,
         "a single micro-batch is not sent",
         swap=("number == len(micro_batches)", "number > 1 and number == len(micro_batches)"),
     ),
-    Answer(
-        8,
-        "a weight that is a whole number",
-        """
-        total = torch.tensor(count, device=loss.device)
-        dist.all_reduce(total)
-        return loss * (count * dist.get_world_size() // total)
-        """,
-    ),
+    Answer(8, "a weight that is a whole number", swap=(("float(count)", "count"), ("() /", "() //"))),
     Answer(
         9,
         "gradients averaged by hand, one by one, after no_sync",
@@ -1239,12 +1197,10 @@ if len(self.missing[number]) < 2:
     Answer(
         8,
         "the loss is weighted in place",
-        """
-        total = torch.tensor(float(count), device=loss.device)
-        dist.all_reduce(total)
-        loss *= count * dist.get_world_size() / total
-        return loss
-        """,
+        swap=(
+            "return loss * (count * dist.get_world_size() / total)",
+            "loss *= count * dist.get_world_size() / total\nreturn loss",
+        ),
         says="loss, which it is given, is written into",
     ),
     Answer(
@@ -1331,16 +1287,10 @@ if len(self.missing[number]) < 2:
     Answer(
         5,
         "an empty bucket for no parameters",
-        """
-        buckets, room = [[]], cap
-        for index in reversed(range(len(sizes))):
-            if sizes[index] > room and buckets[-1]:
-                buckets.append([])
-                room = cap
-            buckets[-1].append(index)
-            room -= sizes[index]
-        return buckets
-        """,
+        swap=(
+            (": list[list[int]] = []\nroom = 0", ", room = [[]], cap"),
+            ("not buckets or sizes[index] > room", "sizes[index] > room and buckets[-1]"),
+        ),
         says="assign_buckets([], 10) has an empty bucket",
     ),
     Answer(

@@ -665,13 +665,7 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "written where autograd counts",
-        [
-            UNSHARD.replace(
-                "    parameter.data.copy_(joined(shards, parameter.shape))",
-                "    with torch.no_grad():\n        parameter.copy_(joined(shards, parameter.shape))",
-            ),
-            None,
-        ],
+        swap=((", strict=True", ""), ("parameter.data", "with torch.no_grad():\n        parameter")),
     ),
     Answer(
         8,

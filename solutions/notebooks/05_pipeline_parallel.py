@@ -842,7 +842,7 @@ def peak_bytes(name: str, rank: int, world: int) -> dict[str, float]:
     def keep(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
             kept.note([tensor])
-            alive["most"] = max(alive["most"], sum(kept.live().values()))
+            alive["most"] = max(alive["most"], sum(kept.bytes_alive().values()))
             if len(passes) == 1:
                 alive["one"] = alive["most"]
         return tensor.detach()  # the tensor itself would refer to the graph that keeps it

@@ -70,7 +70,7 @@ from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
@@ -378,16 +378,12 @@ def main(argv: list[str] | None = None) -> None:
     if args.resume:
         args.resume = to_resume(args, model)
         position = load_sharded(model, optimizer, position, Path(args.resume))
-        for name in SAME:
-            if position[name] != getattr(args, name):
-                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
 
     out = Path(args.out)
     an_epoch, step, best = len(train_loader), position["step"], position["best"]
     total_steps = min(args.epochs * an_epoch, args.max_steps or args.epochs * an_epoch)
     epochs = math.ceil(total_steps / an_epoch)
-    if step > total_steps:
-        fail(f"--resume {args.resume}: it has already taken {step} steps, and this run has {total_steps}")
+    check_position(position, args, SAME, total_steps, f"--resume {args.resume}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=step, validated=True)
     say_what_runs(args, device)

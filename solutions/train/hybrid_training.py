@@ -74,14 +74,14 @@ from utils.beside import Beside
 from utils.checkpoints import check_chunks, joined, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
-from utils.distributed import cleanup, fail, launch_environment, print0, save0
+from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.pipeline_flags import by_number, stages_a_rank
-from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
@@ -501,21 +501,16 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = make_optimizer(own, args)
     beside = Beside(args, model.config, mesh, stages, own)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must
-    # match to resume.
+    # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
         position = load_sharded(own, optimizer, position, Path(args.resume))
-        for name in SAME:
-            if position[name] != getattr(args, name):
-                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
     first_epoch, done = find_epoch(position["step"], len(train_loader))
 
     out = Path(args.out)
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
-    if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has already taken {position['step']} steps, and this run has {total_steps}")
+    check_position(position, args, SAME, total_steps, f"--resume {args.resume}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

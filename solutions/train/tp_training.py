@@ -79,7 +79,7 @@ from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
+from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
@@ -439,22 +439,17 @@ def main(argv: list[str] | None = None) -> None:
     first_weights(model, device, args)
     optimizer = make_optimizer(model, args)
 
-    # Where the run is: steps done, mean loss of this epoch so far, lowest validation loss; and what must
-    # match to resume.
+    # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
         args.resume = to_resume(args, model)
         position = load_sharded(model, optimizer, position, Path(args.resume))
-        for name in SAME:
-            if position[name] != getattr(args, name):
-                fail(f"--resume {args.resume}: it was saved with --{name.replace('_', '-')} {position[name]}")
     first_epoch, done = find_epoch(position["step"], len(train_loader))
 
     out = Path(args.out)
     total_steps = args.epochs * len(train_loader)
     total_steps = min(total_steps, args.max_steps or total_steps)
-    if position["step"] > total_steps:
-        fail(f"--resume {args.resume}: it has already taken {position['step']} steps, and this run has {total_steps}")
+    check_position(position, args, SAME, total_steps, f"--resume {args.resume}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])
     say_what_runs(args, device)

@@ -134,9 +134,9 @@ SECOND = "if 'second' in os.getcwd():\n    return tensor"
 FORGED_LINE = """
 from grader.engine.inside import observe
 for place in (FOUND[0], '/etc/passwd', '/proc/self/environ'):
-    observe.Line.mine.say(e='broken', cell=place, type='E', text='t', frames=[[place, 1, 'f']])
-    observe.Line.mine.say(e='strange', name='f', returned='None', promised='Tensor', where=[place, 1, 'f'])
-observe.Line.mine.say(e='crash', type='E', text='t', frames=[[FOUND[0], 1, 'f'], ['/etc/passwd', 1, 'f']])
+    observe.Reporter.mine.say(e='broken', cell=place, type='E', text='t', frames=[[place, 1, 'f']])
+    observe.Reporter.mine.say(e='strange', name='f', returned='None', promised='Tensor', where=[place, 1, 'f'])
+observe.Reporter.mine.say(e='crash', type='E', text='t', frames=[[FOUND[0], 1, 'f'], ['/etc/passwd', 1, 'f']])
 time.sleep(30)
 """
 LONG_WORDS = "chr(27) + '[2J' + chr(0x202e) + 'x' * 20000"
@@ -386,7 +386,7 @@ BROTHERS = [
         "waits for messages that do not exist",
         "events are checked at the door, and by the diagnosis",
         broadcast(
-            "from grader.engine.inside import observe\nobserve.Line.mine.say(e='done', of=10**6)\nobserve.Line.mine.say(e='wait', of=10**6)",
+            "from grader.engine.inside import observe\nobserve.Reporter.mine.say(e='done', of=10**6)\nobserve.Reporter.mine.say(e='wait', of=10**6)",
             "return tensor",
         ),
     ),
@@ -402,7 +402,7 @@ BROTHERS = [
         "of an argument called ESC, U+202E and 20 KB",
         "strings are cleaned where they are kept",
         broadcast(
-            f"from grader.engine.inside import observe\nobserve.Line.mine.say(e='touched', name='f', argument={LONG_WORDS}, change={LONG_WORDS}, where=None)",
+            f"from grader.engine.inside import observe\nobserve.Reporter.mine.say(e='touched', name='f', argument={LONG_WORDS}, change={LONG_WORDS}, where=None)",
             "return tensor",
         ),
         never=("\\u001b", "\\u202e", "x" * 3000),

@@ -44,7 +44,7 @@ from grader.engine.inside import evidence
 from grader.engine.inside import observe
 def hand_in(result, last='end'):
     evidence.write(observe.Path.cwd().parent / 'evidence', result)
-    observe.Line.mine.say(e=last)
+    observe.Reporter.mine.say(e=last)
     time.sleep(60)
 """
 
@@ -299,7 +299,7 @@ for _ in range(4) if rank == 0 else ():
         time.sleep(max(0, end - time.time()))
         libc._exit(0)
 for _ in range(100):
-    observe.Line.mine.say(e='step')  # it seems to train
+    observe.Reporter.mine.say(e='step')  # it seems to train
     time.sleep(0.2)
 """
 )
@@ -400,7 +400,7 @@ def put(text):
     stem = observe.Path.cwd().parent / 'evidence'
     stem.with_suffix('.safetensors').write_bytes(bytes.fromhex('0800000000000000') + b'{}      ')
     stem.with_suffix('.json').write_text(text)
-    observe.Line.mine.say(e='end')
+    observe.Reporter.mine.say(e='end')
     time.sleep(60)
 """
 
@@ -450,8 +450,8 @@ from grader.engine.inside import observe
 import json
 about = dict(e='op', op='all_reduce', name='1/0', group=[0, 1], bytes=4, dtype='float32', detail=None, where=None, t=0.0)
 for shape in ([2000000000, [0]], [10**4000] * 200, [[10**9, 'x']], {'a': 1}, [-1], [1e308, 1e308]):
-    observe.Line.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
-observe.Line.mine.socket.sendall(b'[' * 200000 + b'\\n')
+    observe.Reporter.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
+observe.Reporter.mine.socket.sendall(b'[' * 200000 + b'\\n')
 """
 )
 
@@ -475,7 +475,7 @@ while True:
 DEEP = "(" * 100_000
 
 SAYS_IT_SENT = """
-judge, numbers = observe.Line.mine, iter(range(1000, 2000))
+judge, numbers = observe.Reporter.mine, iter(range(1000, 2000))
 about = dict(name='1/0', group=list(range(world)), shape=[len(tensor)], dtype='float32', bytes=4 * len(tensor), detail=None, where=None, callers=[], tag=0)
 have = 1
 while have < world:
@@ -569,7 +569,7 @@ ATTACKS = [
         "a limit on what a rank may say",
         broadcast(
             C
-            + 'from grader.engine.inside import observe\nwhile True:\n    observe.Line.mine.socket.sendall(b\'{"e": "step",'
+            + 'from grader.engine.inside import observe\nwhile True:\n    observe.Reporter.mine.socket.sendall(b\'{"e": "step",'
             ' "t": 0}\\n\' * 10000)'
         ),
         says="one call after another",
@@ -765,7 +765,7 @@ ATTACKS = [
         broadcast(
             C + "from grader.engine.inside import observe\nrun = observe.Path.cwd().parent\n(run /"
             " 'evidence.json').write_text('[' * 1000000)\n(run / 'evidence.safetensors').write_bytes(b'\\xff' *"
-            " 64)\nobserve.Line.mine.say(e='end')\ntime.sleep(60)"
+            " 64)\nobserve.Reporter.mine.say(e='end')\ntime.sleep(60)"
         ),
         says="no evidence",
     ),
@@ -1060,7 +1060,7 @@ ATTACKS = [
         "“unfit”",
         "says that its GPU cannot be used: the machine's failure",
         "heard only where there are GPUs, as the first word",
-        broadcast("from grader.engine.inside import observe\nobserve.Line.mine.say(e='unfit', text='broken')"),
+        broadcast("from grader.engine.inside import observe\nobserve.Reporter.mine.say(e='unfit', text='broken')"),
         says="no sense",
     ),
     Attack(
@@ -1082,7 +1082,7 @@ ATTACKS = [
         "a line of code called ESC, U+202E and 20 KB",
         "strings are cleaned where they are kept",
         broadcast(
-            "from grader.engine.inside import observe\nobserve.Line.mine.say(e='crash', type='E', text='t', "
+            "from grader.engine.inside import observe\nobserve.Reporter.mine.say(e='crash', type='E', text='t', "
             "frames=[[chr(27) + '[2J' + chr(0x202e) + 'x' * 20000, 1, chr(27)]])\nimport time\ntime.sleep(60)",
             "",
         ),

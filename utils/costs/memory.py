@@ -17,9 +17,8 @@ def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, floa
     highest peak.
     """
     stages = {stage}
-    if (
-        stage is None
-    ):  # later ones keep fewer micro-batches, but the second may have a block more; the last has the head
+    if stage is None:
+        # Later stages keep fewer micro-batches, but the second may have a block more; the last has the head.
         second = plan.pp > 1 and layers_of(model, plan, 1) > layers_of(model, plan, 0)
         stages = {0, int(second), plan.pp - 1}
     found = [kinds for stage in stages for kinds in moments(model, plan, stage).values()]

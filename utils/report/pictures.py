@@ -220,8 +220,7 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
     by_epoch.set(title="Validation", xlabel="epoch")
     by_epoch.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for axes in (by_step, by_epoch):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
+        make_plain(axes)
     by_epoch.legend(frameon=False)
     png = Path(png)
     with written_whole(png) as part:
@@ -231,7 +230,12 @@ def loss_curve(metrics_jsonl: Path | Sequence[Path], png: Path, labels: Sequence
 def one_chart(height: float = 3.6) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
+    make_plain(axes)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def make_plain(axes: Axes) -> None:
+    """As `utils/plots/workbook.mplstyle` has it."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)

@@ -40,7 +40,7 @@ CAUSES = (
 )
 
 
-class Line(NamedTuple):
+class Entry(NamedTuple):
     """The part of a verdict that the board receives."""
 
     lesson: str
@@ -52,11 +52,11 @@ class Line(NamedTuple):
 
 class Student(NamedTuple):
     name: str
-    lines: list[Line]  # oldest first
+    lines: list[Entry]  # oldest first
     heard: float  # when the file was written
 
     @property
-    def at(self) -> Line | None:
+    def at(self) -> Entry | None:
         return self.lines[-1] if self.lines else None
 
     @property
@@ -64,8 +64,8 @@ class Student(NamedTuple):
         """Consecutive verdicts on the student's current TODO."""
         return len(self.run())
 
-    def run(self) -> list[Line]:
-        found: list[Line] = []
+    def run(self) -> list[Entry]:
+        found: list[Entry] = []
         for line in reversed(self.lines):
             if (line.lesson, line.todo) != (self.at.lesson, self.at.todo):
                 break
@@ -152,18 +152,18 @@ def student_of(path: Path, heard: float) -> Student | None:
         name = plain_text(str(first["name"]), NAME).strip()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    lines = [line for told in rest if (line := line_of(told, heard))]
+    lines = [entry for line in rest if (entry := entry_of(line, heard))]
     return Student(name or "without a name", lines, heard) if lines or not rest else None
 
 
-def line_of(told: Any, heard: float) -> Line | None:
+def entry_of(line: Any, heard: float) -> Entry | None:
     try:
-        lesson, _, number = str(told["todo"]).partition("/")
-        cause = told["cause"] if told["cause"] in CAUSES else ""
-        line = Line(lesson, int(number), str(told["status"]), cause, min(float(told["when"]), heard))
+        lesson, _, number = str(line["todo"]).partition("/")
+        cause = line["cause"] if line["cause"] in CAUSES else ""
+        entry = Entry(lesson, int(number), str(line["status"]), cause, min(float(line["when"]), heard))
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return line if line.status in STATUS and line.todo in titles_of(line.lesson) else None
+    return entry if entry.status in STATUS and entry.todo in titles_of(entry.lesson) else None
 
 
 @cache

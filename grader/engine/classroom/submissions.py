@@ -57,10 +57,10 @@ class Taken:
 
     @property
     def digest(self) -> str:
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for name in sorted(self.files):
-            told.update(name.encode() + b"\0" + hashlib.sha256(self.files[name]).digest())
-        return told.hexdigest()
+            digest.update(name.encode() + b"\0" + hashlib.sha256(self.files[name]).digest())
+        return digest.hexdigest()
 
 
 def students(folder: Path) -> dict[str, Path]:

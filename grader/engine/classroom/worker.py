@@ -25,13 +25,13 @@ from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 MEMORY = 3 << 30  # bytes for the worker itself; torch and a large class's serial runs take a third of it
 
 
 def grade_one(
-    outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Runner, trusted: Runner, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> dict:
     """Grade one submission and return its record; `heard` receives each verdict. Raises only for failures of the
     machine.
@@ -79,8 +79,8 @@ def grade_one(
 
 
 def judge_lesson(
-    outside: Engine,
-    trusted: Engine,
+    outside: Runner,
+    trusted: Runner,
     room: Class,
     stem: str,
     until: float,
@@ -92,7 +92,7 @@ def judge_lesson(
     folder, own = room.taken(record["student"]), seed(room, record)
     backend = backends.for_a_class(room.backend)
     packages = [package for package in [lessons.said_by_checks(stem, "PACKAGE")] if package]
-    with Engine(outside, room.guards, room.course, packages, stem, trusted, backend=backend) as inside:
+    with Runner(outside, room.guards, room.course, packages, stem, trusted, backend=backend) as inside:
         inside.server.until = until
         judge = Judge(inside, stem, folder, seed=own)
         judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
@@ -126,7 +126,7 @@ def work(out: str) -> None:
     room = load(Path(out))
     # The first forks all others and runs nothing; the second runs the course's own code, so that whatever it loads,
     # including answers, is in no sandbox.
-    with Engine() as outside, Engine(outside) as trusted:
+    with Runner() as outside, Runner(outside) as trusted:
         outside.start()
         limit_memory()  # not in the ranks' server, which already exists
         gc.freeze()  # loaded objects stay, so the garbage collector can skip them
@@ -160,7 +160,7 @@ def limit_memory() -> None:
 
 
 def grade_and_keep(
-    outside: Engine, trusted: Engine, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Runner, trusted: Runner, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
 ) -> None:
     try:
         record = grade_one(outside, trusted, room, student, path, refuse, heard)

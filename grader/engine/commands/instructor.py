@@ -50,8 +50,8 @@ def test(
         needs_solutions()
         stems = [exercise_named(name) for name in args or []] or exercises()
         chosen = [*(seed or []), *(trials.drawn() for _ in range(premises or seeds))]
-        told = (stems, chosen, lambda line: say(escape(line)))
-        raise typer.Exit(not (rehearsals.trial(*told) if premises else trials.trial(*told, others=True)))
+        asked = (stems, chosen, lambda line: say(escape(line)))
+        raise typer.Exit(not (rehearsals.trial(*asked) if premises else trials.trial(*asked, others=True)))
     if not (lessons.COURSE / "tests").is_dir():
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
     workers = str(min(os.cpu_count() or 1, 4))  # a test spends most of its time waiting for ranks or a kernel to start
@@ -91,15 +91,15 @@ def build(
     chosen = names or builder.all_stems()
     problems = builder.check_sources(names)
     if not problems:  # broken sources cannot be judged
-        from grader.engine.ranks.engine import Engine
+        from grader.engine.ranks.runner import Runner
 
-        with Engine() as engine:
-            engine.start()
+        with Runner() as runner:
+            runner.start()
             from grader.engine.judge import audit
 
             for line in audit.unchecked(chosen):
                 say(escape(line))
-            problems = audit.problems(engine, chosen)
+            problems = audit.problems(runner, chosen)
     for problem in problems:
         say(escape(problem))
     say("nothing is wrong" if not problems else f"{len(problems)} problems")
@@ -219,12 +219,12 @@ def grade(
 def seed_for_a_class(stems: list[str]) -> str:
     """A seed with which right answers pass: it is tested on the reference solutions, with gloo."""
     from grader.engine.judge.seeds import fit_for_a_class
-    from grader.engine.ranks.engine import Engine
+    from grader.engine.ranks.runner import Runner
 
     say("[dim]testing the seed of this class on the reference solutions[/]")
-    with Engine() as engine:
-        engine.start()
-        return fit_for_a_class(engine, stems, lambda line: say(escape(line)))
+    with Runner() as runner:
+        runner.start()
+        return fit_for_a_class(runner, stems, lambda line: say(escape(line)))
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -16,20 +16,20 @@ from grader.engine.judge.student import explain_broken_cell, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
 from grader.engine.ranks import backends, evidence
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
-engine = Engine(kept=True)  # warm from the first check to the kernel's end
-atexit.register(engine.close)
+runner = Runner(kept=True)  # warm from the first check to the kernel's end
+atexit.register(runner.close)
 
 
 def take(wish: str) -> None:
     """Use this backend for all later checks, and print it if it has changed. Raises ValueError."""
     chosen = backends.choose(wish)
-    if chosen != engine.backend and (chosen.story() or engine.backend.gpus):
+    if chosen != runner.backend and (chosen.story() or runner.backend.gpus):
         print(chosen.story() or "backend: gloo, on CPUs")
-    engine.backend = chosen
+    runner.backend = chosen
 
 
 def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto") -> Verdict:
@@ -37,10 +37,10 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
     lesson, _, number = name.partition("/")
     if lesson not in checked_lessons() or not number.isdigit():
         raise ValueError(f"{name}: no such TODO; write LESSON/NUMBER, such as 01_collectives/1")
-    engine.start()
+    runner.start()
     take(backend)
-    passed = Passed(lesson, engine.backend)
-    judge = Judge(engine, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
+    passed = Passed(lesson, runner.backend)
+    judge = Judge(runner, lesson, target=folder_of(lesson), latest=as_run(cells), passed=passed)
     found = judge.verdict(int(number))
     if cells:  # in JupyterLab, which sends cell ids; under nbgrader there is no progress to record
         remember([found])
@@ -53,8 +53,8 @@ def afterwards(name: str) -> str:
     lines = reference.reference(lesson, int(number))
     if lines is None:
         return ""
-    told = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
-    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{told}"
+    text = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
+    return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{text}"
 
 
 class RanksRun(NamedTuple):
@@ -87,7 +87,7 @@ def own_run(
             f"the notebook cannot be read: {error}. `./workbook reset {lesson}` brings it back"
         ) from None
     take(backend)
-    run = engine.run(
+    run = runner.run(
         Job(
             units,
             on_gpus=True,
@@ -101,8 +101,8 @@ def own_run(
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")
     if run.fault:
-        told = named_places(explain_broken_cell(run, units).message, units)
-        raise RanksStopped(f"{function} on {len(inputs)} ranks: {told}")
+        message = named_places(explain_broken_cell(run, units).message, units)
+        raise RanksStopped(f"{function} on {len(inputs)} ranks: {message}")
     events = cases(run.events)[0]
     messages, deadlock = rehearse(events)
     if deadlock:

@@ -231,11 +231,11 @@ def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice
 
 def described(training: Training, choice: "Choice") -> dict[str, Any]:
     """A plan with its costs, or with the reason for its rejection."""
-    told: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
-    told |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
+    fields: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
+    fields |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
     if choice.seconds:
-        told["tokens/s"] = training.batch * training.model.sequence / choice.step
-    return told
+        fields["tokens/s"] = training.batch * training.model.sequence / choice.step
+    return fields
 
 
 def write_csv(training: Training, choices: "Sequence[Choice]", file: Path) -> None:

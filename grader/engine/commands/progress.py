@@ -58,8 +58,8 @@ def show(room: records.Class, news: Iterator[dict], total: int) -> None:
                 now["right"] += item["status"] == "pass"
                 if not terminal and time.monotonic() - said > PULSE:
                     said = time.monotonic()
-                    told = f"{records.shown(item['student'])}: {item['lesson']}/{item['todo']}"
-                    say(f"[dim]{escape(told)}, {now['right']} of {now['asked']} right so far[/]")
+                    place = f"{records.shown(item['student'])}: {item['lesson']}/{item['todo']}"
+                    say(f"[dim]{escape(place)}, {now['right']} of {now['asked']} right so far[/]")
 
 
 def line(record: dict) -> str:

@@ -76,10 +76,10 @@ def check(
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
 
-    from grader.engine.ranks.engine import Engine
+    from grader.engine.ranks.runner import Runner
 
-    with Engine(kept=True) as engine:
-        engine.start()  # the server loads torch while we load the checks
+    with Runner(kept=True) as runner:
+        runner.start()  # the server loads torch while we load the checks
         from json import dumps
 
         from grader.engine.commands.screen import say_verdict
@@ -87,17 +87,17 @@ def check(
         from grader.engine.judge.judge import Judge, checked_lessons
         from grader.engine.judge.passed import Passed
 
-        engine.backend = backend_named(backend)
+        runner.backend = backend_named(backend)
         found = []
         for stem in checked_lessons():
             if lesson in (None, stem):
                 if lacking := lessons.lacking(stem):
                     say(escape(f"– {stem} is not checked: {lacking}"))
                     continue
-                judge = Judge(engine, stem, folder, passed=None if folder else Passed(stem, engine.backend))
+                judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
                 for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
-                    told = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
-                    if not told:  # once: it belongs to no TODO
+                    known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
+                    if not known:  # once: it belongs to no TODO
                         say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
@@ -141,18 +141,18 @@ def watch(
     if lesson not in here:
         fail(f"{lesson} is not on the track {track}, which has {', '.join(here)}")
 
-    from grader.engine.ranks.engine import Engine
+    from grader.engine.ranks.runner import Runner
 
-    with Engine(kept=True) as engine:
-        engine.start()
+    with Runner(kept=True) as runner:
+        runner.start()
         from grader.engine.commands.watch import Watch
         from grader.engine.judge.judge import checked_lessons
 
         if lesson not in checked_lessons():
             fail(f"{lesson} has no checks yet")
-        engine.backend = backend_named(backend)
+        runner.backend = backend_named(backend)
         say(f"watching {own_file(lesson)} …")
-        Watch(engine, lesson, only).run()
+        Watch(runner, lesson, only).run()
 
 
 @app.command(rich_help_panel=LEARN)

@@ -30,7 +30,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons
 from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 POLL = 0.1  # seconds between polls, where the system does not report saves
 # File systems on which the kernel does not see every change: network file systems, and a host's.
@@ -55,7 +55,7 @@ KEYS = "[dim]h hint · n next lesson · l list · r check again · q quit[/]"
 
 
 def recheck(
-    engine: Engine,
+    runner: Runner,
     lesson: str,
     first: int | None = None,
     show: Callable[[Verdict], None] = lambda verdict: None,
@@ -66,7 +66,7 @@ def recheck(
 
     `show` is called with each verdict as soon as it is known. None if `stop` returned true between two of them.
     """
-    judge = Judge(engine, lesson, target, passed=None if target else Passed(lesson, engine.backend))
+    judge = Judge(runner, lesson, target, passed=None if target else Passed(lesson, runner.backend))
     if first in judge.checks:
         show(judge.verdict(first))
     for number in sorted(judge.checks):
@@ -99,12 +99,12 @@ def must_poll(folder: Path) -> bool:
 class Watch:
     """The loop and its state; `only` are the TODOs of the student's track, None for the whole course."""
 
-    def __init__(self, engine: Engine, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
-        self.engine, self.lesson, self.only = engine, lesson, only
+    def __init__(self, runner: Runner, lesson: str, only: Collection[tuple[str, int]] | None = None) -> None:
+        self.runner, self.lesson, self.only = runner, lesson, only
         self.events: queue.SimpleQueue[str] = queue.SimpleQueue()  # "saved", or a key
         self.verdicts: list[Verdict] = []
         self.first: int | None = None  # the TODO that the student works on
-        self.live = console.is_terminal
+        self.on_terminal = console.is_terminal
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -152,10 +152,10 @@ class Watch:
         if line := lessons.lacking(self.lesson):
             self.clear()
             say(escape(f"{self.lesson} is not checked: {line}"))
-            if self.live and sys.stdin.isatty():
+            if self.on_terminal and sys.stdin.isatty():
                 say(KEYS)
             return True
-        verdicts = recheck(self.engine, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
+        verdicts = recheck(self.runner, self.lesson, worked_on, show, stop=lambda: not self.events.empty())
         if verdicts is None:
             return False
         remember(verdicts)
@@ -180,9 +180,9 @@ class Watch:
         if not open_ones:
             which = "All TODOs of your track in" if self.only is not None else "All TODOs of"
             say(f"[green]{which} {self.lesson} are right.[/] " + after(self.lesson))
-        elif self.live or open_ones[0] not in early:  # without a screen to clear, it was printed already
+        elif self.on_terminal or open_ones[0] not in early:  # without a screen to clear, it was printed already
             say_verdict(open_ones[0])
-        if self.live and sys.stdin.isatty():
+        if self.on_terminal and sys.stdin.isatty():
             say(KEYS)
         return True
 
@@ -201,7 +201,7 @@ class Watch:
         return self.only is None or any(stem == lesson and number in (None, todo) for stem, todo in self.only)
 
     def clear(self) -> None:
-        if self.live:
+        if self.on_terminal:
             console.clear()
 
     def wait_for_saves(self, folders: list[Path]) -> None:

@@ -47,14 +47,14 @@ class Start:
 kept: list[Any] = []  # messages of the first call that are still in flight: gloo may still write there
 
 
-def between(line: observe.Line, start: Start) -> Path:
+def between(reporter: observe.Reporter, start: Start) -> Path:
     """Wait until every rank has returned from the first call, and reset. Returns the second call's folder."""
     sys.settrace(None)
-    kept.append(dict(line.in_flight))
+    kept.append(dict(reporter.in_flight))
     sys.stdout.flush()
     sys.stderr.flush()
-    line.say(e="boundary")
-    line.socket.recv(1)  # the judge has heard all ranks, and has read what they printed
+    reporter.say(e="boundary")
+    reporter.socket.recv(1)  # the judge has heard all ranks, and has read what they printed
     for printed in (1, 2):
         with suppress(OSError):  # the student's code may have replaced descriptors 1 and 2
             os.ftruncate(printed, 0)  # in a sandbox, two calls have no more disk space than one
@@ -62,6 +62,6 @@ def between(line: observe.Line, start: Start) -> Path:
         cleanup()
     observe.ended |= observe.kept
     start.restore()
-    line.begin(line.folder / "second")
-    returned.told.clear()
-    return line.folder
+    reporter.begin(reporter.folder / "second")
+    returned.reported.clear()
+    return reporter.folder

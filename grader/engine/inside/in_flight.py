@@ -64,34 +64,34 @@ class PendingCollective:
         return {"work": self.number}
 
 
-def watch_waits(line: Any) -> None:
+def watch_waits(reporter: Any) -> None:
     plain = c10d.Work.wait
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        call = line.in_flight.get(work)
+        call = reporter.in_flight.get(work)
         about = call.about if call else {}
-        if work in line.over:
-            line.say(e="again", of=line.over[work], where=line.where())
-        line.say(e="wait", **about)
+        if work in reporter.over:
+            reporter.say(e="again", of=reporter.over[work], where=reporter.where())
+        reporter.say(e="wait", **about)
         try:
             answer = plain(work, *args, **kwargs)
-            if line.on_gpu:
+            if reporter.on_gpu:
                 on_gpu.settle()
             if call:
-                arrive(line, work, about)
+                arrive(reporter, work, about)
             return answer
         finally:
-            line.say(e="done", **about)
+            reporter.say(e="done", **about)
 
     take = c10d.Work.get_future
 
     def get_future(work: Any) -> Any:
-        call = line.in_flight.get(work)
+        call = reporter.in_flight.get(work)
         if isinstance(call, PendingCollective):
-            if line.merciless:
+            if reporter.merciless:
                 plain(work)
-            arrive(line, work, call.about)
-            line.say(e="future", **call.about)
+            arrive(reporter, work, call.about)
+            reporter.say(e="future", **call.about)
             if call.arrive_in:  # the result is complete, and in the tensors that the caller knows
                 future = torch.futures.Future()
                 future.set_result(call.tensors)
@@ -101,61 +101,61 @@ def watch_waits(line: Any) -> None:
     c10d.Work.wait, c10d.Work.get_future = wait, get_future
 
 
-def depart(line: Any, event: dict, name: str, given: dict) -> PendingMessage:
+def depart(reporter: Any, event: dict, name: str, given: dict) -> PendingMessage:
     """Called before a message is sent or received, if necessary through a hidden tensor; a GPU's message goes through
     host memory.
     """
     tensor = given["tensors"][0]
     message = PendingMessage(event["id"], tensor, any_source=name == "recv_any_source_")
-    if line.merciless and name == "send":
+    if reporter.merciless and name == "send":
         message.content, message.version = content(tensor), versions([tensor])
-    if name == "send" and line.host is not None:
+    if name == "send" and reporter.host is not None:
         given["tensors"] = [tensor.detach().to("cpu", copy=True)]
-    elif name != "send" and (line.merciless or line.host is not None):
+    elif name != "send" and (reporter.merciless or reporter.host is not None):
         message.arrives_in = torch.empty_like(tensor, device="cpu", requires_grad=False)
         given["tensors"] = [message.arrives_in]
-    watch_writes(line)
+    watch_writes(reporter)
     return message
 
 
-def arrive(line: Any, work: dist.Work, about: dict) -> None:
+def arrive(reporter: Any, work: dist.Work, about: dict) -> None:
     """Called after a message or a collective was waited for."""
-    message = line.in_flight.pop(work)
-    if not line.in_flight:
+    message = reporter.in_flight.pop(work)
+    if not reporter.in_flight:
         sys.settrace(None)
     if isinstance(message, PendingCollective):
-        finish(line, message)
+        finish(reporter, message)
         return
-    line.over[work] = message.number
+    reporter.over[work] = message.number
     if message.any_source:
         about["source"] = work._source_rank()
     if message.arrives_in is not None:
         message.tensor.detach().copy_(message.arrives_in)
-    elif line.merciless and content(message.tensor) != message.content:
-        line.say(e="changed", where=message.written_at, of=message.number)
+    elif reporter.merciless and content(message.tensor) != message.content:
+        reporter.say(e="changed", where=message.written_at, of=message.number)
 
 
-def finish(line: Any, call: PendingCollective) -> None:
+def finish(reporter: Any, call: PendingCollective) -> None:
     """Called when a collective is complete: copy its hidden results to where they can be seen."""
     if call.changed():
-        line.say(e="changed", where=call.written_at, **call.about)
+        reporter.say(e="changed", where=call.written_at, **call.about)
     for tensor, result in zip(call.tensors, call.arrive_in):
         tensor.detach().copy_(result)
 
 
-def watch_writes(line: Any) -> None:
+def watch_writes(reporter: Any) -> None:
     """Until nothing is in flight any more, test before each line of the student's code whether the previous line wrote
     to a tensor in flight.
     """
-    if not line.merciless or sys.gettrace() is not None:
+    if not reporter.merciless or sys.gettrace() is not None:
         return
-    last: list[list] = [line.where()]
+    last: list[list] = [reporter.where()]
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in line.units:
+        if frame.f_code.co_filename not in reporter.units:
             return None
         if event == "line":
-            for pending in line.in_flight.values():
+            for pending in reporter.in_flight.values():
                 if pending.written_at is None and pending.touched():
                     pending.written_at = last[0]
             last[0] = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
@@ -163,7 +163,7 @@ def watch_writes(line: Any) -> None:
 
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename in line.units:
+        if frame.f_code.co_filename in reporter.units:
             frame.f_trace = trace
         frame = frame.f_back
     sys.settrace(trace)
@@ -172,14 +172,14 @@ def watch_writes(line: Any) -> None:
 IN_PLACE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
 
 
-def begin(line: Any, event: dict, name: str, given: dict) -> PendingCollective:
+def begin(reporter: Any, event: dict, name: str, given: dict) -> PendingCollective:
     """Called before a collective starts, on hidden tensors if necessary."""
     call = PendingCollective(event["work"], [], [], [])
-    if line.merciless and name in IN_PLACE:
+    if reporter.merciless and name in IN_PLACE:
         call.tensors = given["tensors"]
         call.contents, call.version = [content(tensor) for tensor in call.tensors], versions(call.tensors)
         call.arrive_in = given["tensors"] = [tensor.detach().clone() for tensor in call.tensors]
-        watch_writes(line)
+        watch_writes(reporter)
     return call
 
 

@@ -65,14 +65,14 @@ leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for
 PATIENT = 0.2  # seconds for which a patient judge waits for events
 
 
-class Line:
-    """The rank's connection to the judge."""
+class Reporter:
+    """A rank's connection to the judge, and what it must know to report its calls."""
 
-    mine: "Line | None" = None  # this rank's, from `watch` on
+    mine: "Reporter | None" = None  # this rank's, from `watch` on
     merciless: bool  # see `merciless_messages`
     patient: bool  # in a run that measures time, events are sent later: receiving them takes a processor
 
-    def __init__(self, line: socket.socket, job: dict) -> None:
+    def __init__(self, end: socket.socket, job: dict) -> None:
         self.units = {unit["name"] for unit in job["units"]}
         self.pid = os.getpid()
         self.unsaid: list[dict] = []
@@ -80,7 +80,7 @@ class Line:
         self.on_gpu = bool(job["devices"])
         self.backend = "cpu:gloo,cuda:nccl" if self.on_gpu else "gloo"  # process groups that the checks make
         self.lock = threading.Lock()
-        self.socket = line
+        self.socket = end
         self.begin(Path(job["folder"]))
         self.say(e="here")
 
@@ -143,8 +143,8 @@ class Line:
 
 def next_world(ranks: int) -> None:
     """Limit the next process group to the first `ranks` ranks, as if a job had been started with so many."""
-    Line.mine.world = ranks
-    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Line.mine.on_gpu else str(ranks))
+    Reporter.mine.world = ranks
+    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Reporter.mine.on_gpu else str(ranks))
 
 
 def smaller_world(ranks: int, rank: int) -> bool:
@@ -154,29 +154,29 @@ def smaller_world(ranks: int, rank: int) -> bool:
         cleanup()
         next_world(ranks)
         if rank < ranks:
-            dist.init_process_group(Line.mine.backend)
+            dist.init_process_group(Reporter.mine.backend)
     return rank < ranks
 
 
-def watch(line: Line, job: dict) -> None:
+def watch(reporter: Reporter, job: dict) -> None:
     """From now on, report everything that this process does to the judge."""
 
     def exit_seen(status: int) -> None:
-        line.say(e="exit", status=status, where=line.where())
+        reporter.say(e="exit", status=status, where=reporter.where())
         leave(status)
 
     os._exit = exit_seen
 
     def audit(event: str, args: tuple) -> None:
         if event == "os.kill":
-            line.say(e="kill", where=line.where())
+            reporter.say(e="kill", where=reporter.where())
 
     sys.addaudithook(audit)
-    watch_waits(line)
-    watch_rendezvous(line, job)
+    watch_waits(reporter)
+    watch_rendezvous(reporter, job)
     if job["gpus"]:
         pretend_gpus(job["gpus"])
-    Line.mine = line
+    Reporter.mine = reporter
 
 
 def merciless_messages() -> None:
@@ -185,80 +185,80 @@ def merciless_messages() -> None:
     It arrives at its wait and no earlier. If a tensor in flight is written to before the wait, the judge is told. The
     same holds for collectives that work in place, such as an all-reduce.
     """
-    Line.mine.merciless = True
+    Reporter.mine.merciless = True
 
 
 def mark(**about: Any) -> None:
     """Tell the judge that a check's next case starts."""
-    Line.mine.say(e="mark", **about)
+    Reporter.mine.say(e="mark", **about)
 
 
-def meet_in_files(line: Line) -> None:
+def meet_in_files(reporter: Reporter) -> None:
     """Make ranks rendezvous through a file of the run, not at a port."""
 
     def meet(url: str, timeout: Any = None, **_: Any):
         parsed = urllib.parse.urlparse(url)
         asked = dict(urllib.parse.parse_qsl(parsed.query))
-        told = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        elsewhere = parsed.netloc if parsed.netloc not in ("", told) else None  # an address other than the launcher's
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        elsewhere = parsed.netloc if parsed.netloc not in ("", address) else None  # not at the launcher's address
         rank = int(asked.get("rank", os.environ["RANK"]))
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
-        line.say(e="joins", rank=rank, elsewhere=elsewhere, where=line.where())
-        line.meetings += 1
-        yield dist.FileStore(str(line.folder / "meet" / f"store-{line.meetings}"), world), rank, world
+        reporter.say(e="joins", rank=rank, elsewhere=elsewhere, where=reporter.where())
+        reporter.meetings += 1
+        yield dist.FileStore(str(reporter.folder / "meet" / f"store-{reporter.meetings}"), world), rank, world
 
     for scheme in ("env", "tcp"):
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
 
 
-def watch_rendezvous(line: Line, job: dict) -> None:
+def watch_rendezvous(reporter: Reporter, job: dict) -> None:
     """Report the joining and making of process groups like collectives, and make ranks rendezvous through files."""
     from torch.distributed import device_mesh  # imported here, since the judge does not need it
 
-    meet_in_files(line)
+    meet_in_files(reporter)
     init, new_group = dist.init_process_group, dist.new_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        where = line.where()
-        line.lives += 1
-        line.say(
+        where = reporter.where()
+        reporter.lives += 1
+        reporter.say(
             e="op",
             op="init_process_group",
-            group=list(range(line.world)),
-            name=f"world {line.lives}",
+            group=list(range(reporter.world)),
+            name=f"world {reporter.lives}",
             shape=None,
             dtype=None,
             bytes=0,
             detail=str(backend),
             where=where,
-            ours=line.ours(),
+            ours=reporter.ours(),
         )
         if job["gpus"]:  # without a GPU, gloo replaces nccl; the judge knows what was requested
             backend = "gloo" if backend is None or "nccl" in backend else backend
             kwargs.pop("device_id", None)
-        line.say(e="wait")
+        reporter.say(e="wait")
         init(backend, *args, **kwargs)
-        if line.on_gpu:
-            line.host = new_group(backend="gloo")._get_backend(torch.device("cpu"))
-        line.say(e="done")
-        line.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
+        if reporter.on_gpu:
+            reporter.host = new_group(backend="gloo")._get_backend(torch.device("cpu"))
+        reporter.say(e="done")
+        reporter.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
     def watched_new_group(*args: Any, **kwargs: Any) -> Any:
-        line.say(
+        reporter.say(
             e="op",
             op="new_group",
-            group=list(range(line.world)),
-            name=f"world {line.lives}",
+            group=list(range(reporter.world)),
+            name=f"world {reporter.lives}",
             shape=None,
             dtype=None,
             bytes=0,
             detail=None,
-            where=line.where(),
-            ours=line.ours(),
+            where=reporter.where(),
+            ours=reporter.ours(),
         )
-        line.say(e="wait")
+        reporter.say(e="wait")
         group = new_group(*args, **kwargs)
-        line.say(e="done")
+        reporter.say(e="done")
         return group
 
     for module in (dist, c10d, device_mesh):
@@ -282,83 +282,83 @@ def reporting(operation: Any, name: str, below: Any) -> Callable:
     arguments = [argument.name for argument in operation._schema.arguments]
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        line = Line.mine
-        if line is None:
+        reporter = Reporter.mine
+        if reporter is None:
             return operation.redispatch(keys & below, *args, **kwargs)
         given = dict(zip(arguments, args)) | kwargs
-        event = announce(line, name, given) if "process_group" in given else {}
+        event = announce(reporter, name, given) if "process_group" in given else {}
         if "id" in event:
-            message = depart(line, event, name, given)
-            if line.host is not None:
+            message = depart(reporter, event, name, given)
+            if reporter.host is not None:
                 channel = f"{event['name']}/{event['tag']}"
-                work = on_gpu.message(line.host, name, given["tensors"][0], event["peer"], channel).boxed()
+                work = on_gpu.message(reporter.host, name, given["tensors"][0], event["peer"], channel).boxed()
             else:
                 work = operation.redispatch(keys & below, **given)
-            line.in_flight[dist.Work.unbox(work)] = message
+            reporter.in_flight[dist.Work.unbox(work)] = message
             return work
         caller = sys._getframe(1).f_code.co_filename
-        if event and (caller == c10d.__file__ or caller in line.units):  # not DDP's reducer, which waits in C++
-            call = begin(line, event, name, given)
-            answer = start(line, operation, keys & below, given)
+        if event and (caller == c10d.__file__ or caller in reporter.units):  # not DDP's reducer, which waits in C++
+            call = begin(reporter, event, name, given)
+            answer = start(reporter, operation, keys & below, given)
             boxed = answer[-1] if isinstance(answer, tuple) else answer
             work = None if boxed is None else dist.Work.unbox(boxed)
             if work is not None:
-                line.in_flight[work] = call
-            elif line.on_gpu:  # after a call that is not asynchronous there is nothing to wait for: it is on the stream
-                line.say(e="wait", **call.about)
+                reporter.in_flight[work] = call
+            elif reporter.on_gpu:  # the call is not asynchronous, so it is on the stream: nothing is waited for
+                reporter.say(e="wait", **call.about)
                 on_gpu.settle()
-                finish(line, call)
-                line.say(e="done", **call.about)
+                finish(reporter, call)
+                reporter.say(e="done", **call.about)
             return answer
         blocks = name in ("wait_tensor", "monitored_barrier_")
         if event:
-            remember_result(line, event, given)
+            remember_result(reporter, event, given)
             if not blocks:
-                return start(line, operation, keys & below, given)
-        about = waited_for(line, given["tensor"]) if name == "wait_tensor" else {}
+                return start(reporter, operation, keys & below, given)
+        about = waited_for(reporter, given["tensor"]) if name == "wait_tensor" else {}
         if blocks:
-            line.say(e="wait", **about)
+            reporter.say(e="wait", **about)
         try:
             answer = operation.redispatch(keys & below, *args, **kwargs)
-            if blocks and line.on_gpu:
+            if blocks and reporter.on_gpu:
                 on_gpu.settle()
             return answer
         finally:
             if blocks:
-                line.say(e="done", **about)
+                reporter.say(e="done", **about)
 
     return kernel
 
 
-def start(line: Line, operation: Any, keys: Any, given: dict) -> Any:
+def start(reporter: Reporter, operation: Any, keys: Any, given: dict) -> Any:
     """Start a collective. In its first collective an NCCL group busy-waits for all its ranks."""
-    if not line.on_gpu:
+    if not reporter.on_gpu:
         return operation.redispatch(keys, **given)
-    line.say(e="starts")
+    reporter.say(e="starts")
     try:
         return operation.redispatch(keys, **given)
     finally:
-        line.say(e="started")
+        reporter.say(e="started")
 
 
 RESULTS = ("tensors", "output_tensor", "output_tensors", "outputs", "output")
 
 
-def remember_result(line: Line, event: dict, given: dict) -> None:
+def remember_result(reporter: Reporter, event: dict, given: dict) -> None:
     """Record the memory that will hold the result of a collective called from C++, such as a functional one."""
     found = next((given[name] for name in RESULTS if given.get(name) is not None), [])
     for tensor in found if isinstance(found, (list, tuple)) else [found]:
         if isinstance(tensor, torch.Tensor):
-            line.results[tensor.untyped_storage().data_ptr()] = event["work"]
+            reporter.results[tensor.untyped_storage().data_ptr()] = event["work"]
 
 
-def waited_for(line: Line, tensor: torch.Tensor) -> dict:
+def waited_for(reporter: Reporter, tensor: torch.Tensor) -> dict:
     """The collective that a functional wait waits for."""
-    work = line.results.pop(tensor.untyped_storage().data_ptr(), None)
+    work = reporter.results.pop(tensor.untyped_storage().data_ptr(), None)
     return {} if work is None else {"work": work}
 
 
-def announce(line: Line, name: str, given: dict) -> dict:
+def announce(reporter: Reporter, name: str, given: dict) -> dict:
     """Report a collective or message that is about to start; returns the event."""
     group = dist.ProcessGroup.unbox(given["process_group"])
     if group in ended:
@@ -368,21 +368,25 @@ def announce(line: Line, name: str, given: dict) -> dict:
     peer = given.get("dst", given.get("src"))
     if peer is not None and not 0 <= peer < len(members):  # gloo would wait for it forever
         raise ValueError(f"there is no rank {peer} in a group of {len(members)}: they count from 0")
-    where, *callers = line.frames() or [None]
+    where, *callers = reporter.frames() or [None]
     event = described(name, given, members) | dict(
-        name=f"{line.lives}/{group.group_name}", group=sorted(members), where=where, callers=callers, ours=line.ours()
+        name=f"{reporter.lives}/{group.group_name}",
+        group=sorted(members),
+        where=where,
+        callers=callers,
+        ours=reporter.ours(),
     )
     if any(t.layout == torch.strided and not t.is_contiguous() for t in tensors_in(given.values())):
         event["gaps"] = True  # NCCL refuses such a tensor
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
     if event["op"] in ("send", "recv"):
-        event["id"] = line.messages
-        line.messages += 1
+        event["id"] = reporter.messages
+        reporter.messages += 1
     else:
-        event["work"] = line.collectives
-        line.collectives += 1
-    line.say(e="op", **event)
+        event["work"] = reporter.collectives
+        reporter.collectives += 1
+    reporter.say(e="op", **event)
     return event
 
 

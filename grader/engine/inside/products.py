@@ -6,7 +6,7 @@
 import math
 from typing import Any
 
-from grader.engine.inside.observe import Line
+from grader.engine.inside.observe import Reporter
 from utils.memory import Peak
 
 
@@ -35,5 +35,5 @@ class watch_products(Peak):
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         size = multiplications(operation.overloadpacket.__name__, args)
         if size:
-            Line.mine.say(e="product", size=size)
+            Reporter.mine.say(e="product", size=size)
         return result

@@ -51,37 +51,37 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     redirect(run / str(number))
     settle(job, run, number)
     crowd(number)
-    line = observe.Line(end, job)
+    reporter = observe.Reporter(end, job)
     if job["devices"]:
-        take_gpu(line)
+        take_gpu(reporter)
     with end.makefile("rb") as heard:
         job["inputs"] = json.loads(heard.readline())
-    observe.watch(line, job)
+    observe.watch(reporter, job)
     try:
         if job["argv"] is not None:
-            result = whole_run(job, line)
+            result = whole_run(job, reporter)
         else:
-            result = call(job, line, number)
-        evidence.write(line.own / "evidence", result)
+            result = call(job, reporter, number)
+        evidence.write(reporter.own / "evidence", result)
         last_word = {"e": "end"}
     except BaseException as error:  # SystemExit and KeyboardInterrupt are the student's too
         last_word = {"e": "crash", **describe(error)}
     sys.stdout.flush()
     sys.stderr.flush()
-    line.say(**last_word)
-    line.release()
+    reporter.say(**last_word)
+    reporter.release()
     observe.leave(0)
 
 
-def take_gpu(line: observe.Line) -> None:
+def take_gpu(reporter: observe.Reporter) -> None:
     """Runs before any of the student's code: a failure here is the machine's."""
     try:
         on_gpu.start()
     except (RuntimeError, OSError) as error:
-        line.say(e="unfit", text=str(error).strip()[:500])
-        line.release()
+        reporter.say(e="unfit", text=str(error).strip()[:500])
+        reporter.release()
         observe.leave(0)
-    line.say(e="fit")
+    reporter.say(e="fit")
 
 
 def folders(job: dict, number: int) -> list[str]:
@@ -215,7 +215,7 @@ def load_check(job: dict) -> None:
     sys.modules[name] = check_loaded(name, job["check"]["file"], job["check"]["text"])
 
 
-def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
+def load(job: dict, reporter: observe.Reporter, name: str) -> types.ModuleType:
     """The student's units as one module. A cell that fails affects only itself; in a script, a failure ends all."""
     module = types.ModuleType(name)
     module.__file__ = job["file"]
@@ -232,19 +232,19 @@ def load(job: dict, line: observe.Line, name: str) -> types.ModuleType:
             exec(code, module.__dict__)
         except (Exception, SystemExit) as error:  # a notebook's cell may end by sys.exit
             if job["notebook"]:
-                line.say(e="broken", cell=unit["name"], **describe(error))
+                reporter.say(e="broken", cell=unit["name"], **describe(error))
             else:
                 raise
     return module
 
 
-def whole_run(job: dict, line: observe.Line) -> dict:
+def whole_run(job: dict, reporter: observe.Reporter) -> dict:
     """Run the script as from the command line, and record what it trained on and what it left."""
-    record = recording.record_training(line)
+    record = recording.record_training(reporter)
     sys.argv = [job["file"], *job["argv"]]
-    at_exit = watch_exits(line)
+    at_exit = watch_exits(reporter)
     try:
-        load(job, line, "__main__")
+        load(job, reporter, "__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -253,14 +253,14 @@ def whole_run(job: dict, line: observe.Line) -> dict:
     return record.evidence()
 
 
-def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
+def watch_exits(reporter: observe.Reporter) -> list[Callable[[], Any]]:
     """A list that collects the functions that the student's code registers with `atexit`: a rank ends without Python's
     own exit.
     """
     asked, register = [], atexit.register
 
     def registered(function: Callable, *args: Any, **kwargs: Any) -> Callable:
-        if not line.where():
+        if not reporter.where():
             return register(function, *args, **kwargs)
         asked.append(functools.partial(function, *args, **kwargs))
         return function
@@ -269,31 +269,31 @@ def watch_exits(line: observe.Line) -> list[Callable[[], Any]]:
     return asked
 
 
-def call(job: dict, line: observe.Line, number: int) -> dict:
+def call(job: dict, reporter: observe.Reporter, number: int) -> dict:
     """Call a check's rank function with the student's module, once or twice. Returns the last call's result."""
     if job["group"]:
-        torch.distributed.init_process_group(line.backend)
+        torch.distributed.init_process_group(reporter.backend)
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
     first, *second = job["inputs"]
     # Code that is given a process group names no device; a script that makes its own does.
     with on_gpu.OnGPU() if job["devices"] and job["group"] else contextlib.nullcontext():
         if job["file"] is not None:  # otherwise a reference: only the check's own code
-            student = load(job, line, "student")
-            returned.listen(student, line.say)
+            student = load(job, reporter, "student")
+            returned.listen(student, reporter.say)
             function = functools.partial(function, student, rank=number, world=job["world"])
         start = anew.Start() if second else None
         result = function(**first)
         for inputs in second:
-            evidence.write(line.own / "evidence", result)
+            evidence.write(reporter.own / "evidence", result)
             del result
-            run = anew.between(line, start)
+            run = anew.between(reporter, start)
             redirect(run / str(number))
             settle(job, run, number)
             if job["gpus"]:
                 observe.pretend_gpus(job["gpus"])
             if job["group"]:
-                torch.distributed.init_process_group(line.backend)
+                torch.distributed.init_process_group(reporter.backend)
             result = function(**inputs)
         return result
 
@@ -301,7 +301,7 @@ def call(job: dict, line: observe.Line, number: int) -> dict:
 def own_function(student: types.ModuleType, rank: int, world: int, name: str, inputs: list, timed: bool) -> object:
     """For `grader.run_on_ranks`: a function of the notebook, with this rank's input."""
     observe.mark()
-    observe.Line.mine.patient = timed
+    observe.Reporter.mine.patient = timed
     print(OWN, end="")
     return getattr(student, name)(evidence.decoded(inputs[rank]), rank, world)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from grader.engine.inside.observe import Line
+from grader.engine.inside.observe import Reporter
 
 
 def elements(tensors: Iterable[torch.Tensor]) -> int:
@@ -54,8 +54,8 @@ class record_training:
     loader: what reached the model counts, wherever it came from.
     """
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
         self.files = record_files()
         self.begin()
         register_module_forward_hook(self.after_forward, with_kwargs=True)
@@ -88,7 +88,7 @@ class record_training:
                 "loss": None if y is None else float(output.detach().double()),  # a loss of logits is made elsewhere
             }
         )
-        self.line.say(e="forward")
+        self.reporter.say(e="forward")
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
@@ -96,7 +96,7 @@ class record_training:
         self.held = elements(stepped)
         own = {id(p) for p in self.model.parameters()} if self.model is not None else set()
         self.others = sum(id(p) not in own for p in stepped)
-        self.line.say(e="step")
+        self.reporter.say(e="step")
 
     def evidence(self) -> dict:
         for module in self.model.modules() if self.model is not None else ():

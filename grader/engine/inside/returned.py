@@ -27,7 +27,7 @@ NOTHING = "None"
 # return its own tensors, call after call.
 OPEN = (torch.Tensor, torch.dtype, dist.ProcessGroup, dist.Work, FunctionCtx, types.FunctionType)
 OPEN += (int, float, str, slice, list, tuple, dict, type(None))
-told: list[str] = []  # reported functions, each once: a rank is its own process
+reported: list[str] = []  # reported functions, each once: a rank is its own process
 running = threading.local()  # whether a student's function is running
 before: dict[str, list[tuple[StorageWeakRef, int]]] = {}  # function -> the memory of its results, and their numbers
 
@@ -74,9 +74,9 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
                 tell("touched", argument=argument, change=change)
             if overwrites(function.__qualname__, given, value):
                 tell("overwritten")
-        if not keeps(value, wanted) and (not told or (value is None and NOTHING not in told)):
-            told.append(kind_of(value))
-            tell("strange", returned=told[-1], promised=said(wanted))
+        if not keeps(value, wanted) and (not reported or (value is None and NOTHING not in reported)):
+            reported.append(kind_of(value))
+            tell("strange", returned=reported[-1], promised=said(wanted))
         returns_one = is_function(value, function.__module__) and value.__annotations__.get("return") is not None
         return heard(value, say) if returns_one else value
 

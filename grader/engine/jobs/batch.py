@@ -7,7 +7,7 @@ from unittest import mock
 
 from torch.distributed.run import get_args_parser
 
-from grader.engine.jobs.header import GPUS, number
+from grader.engine.jobs.header import GPUS, number_or_zero
 from grader.engine.jobs.stand_ins import Start
 
 
@@ -23,7 +23,7 @@ class Ranks:
     world: int
     ranks: list[int] | None  # None: assigned when the nodes meet
     visible: list[str]
-    told: str  # MASTER_ADDR:MASTER_PORT in its environment
+    address: str  # MASTER_ADDR:MASTER_PORT in its environment
     place: str = ""  # address:port, "" if it is not given or any works
     identity: str = ""  # of the rendezvous, "" if there is none
     hosts: bool | None = None  # whether this node is told to be the host; None: no node is told
@@ -58,8 +58,9 @@ def by_launcher(start: Start) -> Ranks:
     while args and args[0].startswith("-"):
         args.pop(0)
     script, rest = (args[0], args[1:]) if args else ("", [])
-    told = meeting_place(env)
-    return Ranks(start.node, "python", script, rest, 1, world, [rank], visible_gpus(env), told, place=told.strip(":"))
+    address = meeting_place(env)
+    visible, place = visible_gpus(env), address.strip(":")
+    return Ranks(start.node, "python", script, rest, 1, world, [rank], visible, address, place)
 
 
 def by_torchrun(start: Start, args: list[str]) -> Ranks:
@@ -68,11 +69,11 @@ def by_torchrun(start: Start, args: list[str]) -> Ranks:
     try:
         options = torchrun_options(args, start.env)
     except ValueError as problem:
-        told = meeting_place(start.env)
-        return Ranks(start.node, "torchrun", "", [], 0, 0, [], visible, told, refused=str(problem))
-    nnodes = number(options.nnodes.partition(":")[0])
+        address = meeting_place(start.env)
+        return Ranks(start.node, "torchrun", "", [], 0, 0, [], visible, address, refused=str(problem))
+    nnodes = number_or_zero(options.nnodes.partition(":")[0])
     asked = options.nproc_per_node
-    processes = len(visible) if asked in ("gpu", "auto") else number(asked)
+    processes = len(visible) if asked in ("gpu", "auto") else number_or_zero(asked)
     ranks = Ranks(
         start.node,
         "torchrun",
@@ -104,10 +105,10 @@ def torchrun_options(args: list[str], env: dict[str, str]) -> argparse.Namespace
 
     Raises ValueError if it would refuse them.
     """
-    told = {name: value for name, value in env.items() if name.startswith("PET_")}
-    with mock.patch.dict(os.environ, told):
+    given = {name: value for name, value in env.items() if name.startswith("PET_")}
+    with mock.patch.dict(os.environ, given):
         parser = get_args_parser()
-    parser.set_defaults(master_addr=told.get("PET_MASTER_ADDR", ""))  # so "" means that none was given
+    parser.set_defaults(master_addr=given.get("PET_MASTER_ADDR", ""))  # so "" means that none was given
     with mock.patch.object(parser, "error", refuse), mock.patch.object(parser, "print_help", lambda: refuse("--help")):
         return parser.parse_args(args)
 

@@ -101,6 +101,6 @@ def gpus_asked(text: str) -> int:
     return 0
 
 
-def number(text: str) -> int:
+def number_or_zero(text: str) -> int:
     """A positive number, or 0 for anything else, such as an option whose variable was empty."""
     return int(text) if text.strip().isdecimal() and len(text.strip()) < 6 else 0

@@ -108,8 +108,8 @@ def main(program: str, args: list[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # tasks are children of a daemon, not of the shell that ignores signals
     worst = 0
-    for node, told in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
-        env = {**os.environ, **{name: str(value) for name, value in told.items()}, "STAND_IN_NODE": str(node)}
+    for node, variables in launch(options, int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_TASKS"])):
+        env = {**os.environ, **{name: str(value) for name, value in variables.items()}, "STAND_IN_NODE": str(node)}
         if program == "srun":
             env["SLURMD_NODENAME"] = env["SLURM_TOPOLOGY_ADDR"] = node_names()[node]
         code = os.spawnvpe(os.P_WAIT, command[0], command, env)

@@ -60,8 +60,8 @@ def command(lesson: str, kind: str, nodes: int, options: list[str], args: list[s
         return ["sbatch", f"--nodes={nodes}", *options, file, *args]
     # The file describes a chunk; the number of chunks is ours.
     chunk = re.search(r"^#PBS -l select=\d+(:\S+)?", (lessons.COURSE / file).read_text("utf-8"), re.MULTILINE)
-    told = ["-v", f"ARGS={shlex.join(args)}"] if args else []
-    return ["qsub", "-l", f"select={nodes}{chunk.group(1) or '' if chunk else ''}", *told, *options, file]
+    variables = ["-v", f"ARGS={shlex.join(args)}"] if args else []
+    return ["qsub", "-l", f"select={nodes}{chunk.group(1) or '' if chunk else ''}", *variables, *options, file]
 
 
 def account_is_missing(kind: str, options: list[str]) -> str:

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.engine.jobs.header import GPUS, header, number
+from grader.engine.jobs.header import GPUS, header, number_or_zero
 
 SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
 LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second
@@ -211,4 +211,4 @@ def tasks_a_node(text: str, nodes: int) -> int:
     """How many tasks per node the header requests, as srun will start them."""
     options = header(text)
     asked = options.get("ntasks-per-node", "")
-    return number(asked) if asked else max(1, number(options.get("ntasks", "")) // nodes)
+    return number_or_zero(asked) if asked else max(1, number_or_zero(options.get("ntasks", "")) // nodes)

@@ -12,14 +12,14 @@ from grader.engine.judge.judge import Judge, check_module, checked_lessons, chec
 from grader.engine.lesson import lessons, reference, regions
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 HINTS = 3  # the direction, the API, almost the line
 LONGEST = 400  # characters of an after-text
 QUESTIONS = 3  # to discuss, each with an answer
 
 
-def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
+def problems(runner: Runner, chosen: Collection[str]) -> list[str]:
     """The problems of these lessons, one line each."""
     found = [
         f"{lesson}: has TODOs and no grader/test_{lesson}.py"
@@ -29,7 +29,7 @@ def problems(engine: Engine, chosen: Collection[str]) -> list[str]:
     for lesson in [lesson for lesson in checked_lessons() if lesson in chosen]:
         about_checks = list(said(lesson))
         if about_checks or not lessons.lacking(lesson):  # without its package the judge cannot check it
-            found += about_checks or [*starts(engine, lesson), *solutions(engine, lesson)]
+            found += about_checks or [*starts(runner, lesson), *solutions(runner, lesson)]
     return found
 
 
@@ -57,11 +57,11 @@ def said(lesson: str) -> Iterator[str]:
         if not about.why.strip():
             yield f"{lesson}/{number}: does not say why it matters"
     if lessons.has_solutions():
-        told = reference.texts(lesson)
-        for number in sorted(told.keys() ^ titles(lesson).keys()):
+        texts = reference.texts(lesson)
+        for number in sorted(texts.keys() ^ titles(lesson).keys()):
             yield f"{lesson}/{number}: solutions/after/{lesson}.md has a text without a TODO, or lacks one"
-        for number in (number for number, text in told.items() if not 0 < len(text) <= LONGEST):
-            yield f"{lesson}/{number}: {len(told[number])} characters to read after a pass, not 1 to {LONGEST}"
+        for number in (number for number, text in texts.items() if not 0 < len(text) <= LONGEST):
+            yield f"{lesson}/{number}: {len(texts[number])} characters to read after a pass, not 1 to {LONGEST}"
         for path in ("docs/questions.md", "solutions/answers.md"):
             numbers = paragraphs(path).get(lesson, [])
             if numbers != list(range(1, QUESTIONS + 1)):
@@ -77,20 +77,20 @@ def paragraphs(path: str) -> dict[str, list[int]]:
     }
 
 
-def starts(engine: Engine, lesson: str) -> Iterator[str]:
+def starts(runner: Runner, lesson: str) -> Iterator[str]:
     """TODOs that pass in the file as given."""
     with tempfile.TemporaryDirectory() as folder:
         for source in lessons.sources(lesson):
             path = Path(folder) / source.relative_to(lessons.source_root())
             path.parent.mkdir(exist_ok=True)
             path.write_text(regions.compose(source.read_text("utf-8")), "utf-8")
-        for verdict in Judge(engine, lesson, folder).verdicts():
+        for verdict in Judge(runner, lesson, folder).verdicts():
             if verdict.passed:
                 yield f"{lesson}/{verdict.todo}: passes before anything is done"
 
 
-def solutions(engine: Engine, lesson: str) -> Iterator[str]:
+def solutions(runner: Runner, lesson: str) -> Iterator[str]:
     """TODOs whose reference solution fails."""
-    for verdict in Judge(engine, lesson, str(lessons.source_root())).verdicts():
+    for verdict in Judge(runner, lesson, str(lessons.source_root())).verdicts():
         if not verdict.passed:
             yield f"{lesson}/{verdict.todo}: the solution fails: {verdict.message}"

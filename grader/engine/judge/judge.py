@@ -29,7 +29,7 @@ from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, te
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.events import NOTHING
 from grader.engine.ranks.run import Run
 from grader.engine.walls import plain
@@ -40,7 +40,7 @@ class Judge:
 
     def __init__(
         self,
-        engine: Engine,
+        runner: Runner,
         lesson: str,
         target: str | Path | None = None,
         units: list[lessons.Unit] | None = None,
@@ -69,7 +69,7 @@ class Judge:
             self.known[number] = self._say(number, "pass", None)
         try:
             self.student = Student(
-                engine,
+                runner,
                 lesson,
                 lessons.units(lesson, target, latest) if units is None else units,
                 lessons.batch_units(lesson, target) if batch is None else batch,
@@ -206,9 +206,9 @@ class Judge:
         a result, and its own message about `None` would not help.
         """
         for run in runs:
-            for rank, told in sorted(run.strange.items()):
-                if self.owner(told["where"]) in (number, None) and only in ("", told["returned"]):
-                    return broken_promise(rank, told)
+            for rank, event in sorted(run.strange.items()):
+                if self.owner(event["where"]) in (number, None) and only in ("", event["returned"]):
+                    return broken_promise(rank, event)
         return None
 
     def not_contiguous(self, number: int, runs: list[Run]) -> Fault | None:
@@ -269,7 +269,7 @@ class Judge:
         innermost line in a TODO, if possible in this one.
         """
         message, done = problem.message, 0
-        for op in problem.told:
+        for op in problem.ops:
             found = message.find(f" at {op.line}", done)
             if found < 0:
                 continue
@@ -404,8 +404,8 @@ def not_understood(error: Exception) -> Fault:
     """A check that crashed, and the line that did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    told = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
-    return Fault("crash", told[:500])
+    message = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
+    return Fault("crash", message[:500])
 
 
 def check_module(lesson: str) -> ModuleType:

@@ -24,7 +24,7 @@ from grader.engine.judge.answers import Answer, answered, solved
 from grader.engine.judge.judge import Judge, needed, needs_of
 from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 
 @dataclass
@@ -40,62 +40,62 @@ class Trial:
     seconds: float
 
 
-def trials(engine: Engine, lesson: str, only: Collection[int] = (), seed: str = "") -> Iterator[Trial]:
+def trials(runner: Runner, lesson: str, only: Collection[int] = (), seed: str = "") -> Iterator[Trial]:
     """Try every answer of the lesson, or those to the TODOs in `only`."""
     chosen = [number for number in lessons.titles(lesson) if not only or number in only]
     for kind in (half_done, wrong_answers, right_answers):
-        yield from kind(engine, lesson, chosen, seed)
+        yield from kind(runner, lesson, chosen, seed)
 
 
-def half_done(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
+def half_done(runner: Runner, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """Try the lesson half done."""
     numbers = list(lessons.titles(lesson))
     for number in chosen:
         k, started = numbers.index(number), time.perf_counter()
-        own = judge_of(engine, lesson, solved(lesson, numbers[:k]), numbers[:k], seed).verdict(number)
+        own = judge_of(runner, lesson, solved(lesson, numbers[:k]), numbers[:k], seed).verdict(number)
         right = own.cause == "not_attempted"
         name = f"TODOs before {number}"
         yield Trial(lesson, "first solved", number, name, right, first_failure([own]), since(started))
 
         others, started = {*numbers} - {number}, time.perf_counter()
-        own = judge_of(engine, lesson, solved(lesson, others), others, seed).verdict(number)
+        own = judge_of(runner, lesson, solved(lesson, others), others, seed).verdict(number)
         right = own.status == "fail" and own.cause == "not_attempted"
         name = f"all but TODO {number}"
         yield Trial(lesson, "all but one", number, name, right, first_failure([own]), since(started))
 
         there, started = needed(lesson, number), time.perf_counter()  # the others were right with fewer done
-        own = judge_of(engine, lesson, solved(lesson, there), there - {number}, seed).verdict(number)
+        own = judge_of(runner, lesson, solved(lesson, there), there - {number}, seed).verdict(number)
         name = f"TODO {number} and what it needs"
         yield Trial(lesson, "alone", number, name, own.passed, first_failure([own]), since(started))
 
 
-def wrong_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
+def wrong_answers(runner: Runner, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """Try wrong answers: each differs from the solution in one TODO. The TODOs that it needs pass without it ("alone"
     shows that), so their checks are not run again.
     """
     for answer in answers_to(lesson, chosen, "WRONG"):
         others = () if answer.edits else {*lessons.titles(lesson)} - {answer.todo}
         started = time.perf_counter()
-        own = judge_of(engine, lesson, answered(lesson, answer), others, seed).verdict(answer.todo)
+        own = judge_of(runner, lesson, answered(lesson, answer), others, seed).verdict(answer.todo)
         right = own.status == "fail" and own.cause != "not_attempted" and answer.says in own.message
         right = right and ALIKE not in (own.seen or "")
         yield Trial(lesson, "wrong", answer.todo, answer.name, right, first_failure([own]), since(started))
 
 
-def changed(engine: Engine, lesson: str, chosen: Collection[int], most: int, seed: str = "") -> Iterator[Trial]:
+def changed(runner: Runner, lesson: str, chosen: Collection[int], most: int, seed: str = "") -> Iterator[Trial]:
     """Try solutions with one small change each, `most` of them for each TODO: see `mutations.py`."""
     for todo in chosen:
         for answer in mutations.changed(lesson, todo, most, seed):
             started = time.perf_counter()
             others = {*lessons.titles(lesson)} - {todo}
-            own = judge_of(engine, lesson, answered(lesson, answer), others, seed).verdict(todo)
+            own = judge_of(runner, lesson, answered(lesson, answer), others, seed).verdict(todo)
             yield Trial(lesson, "changed", todo, answer.name, not own.passed, first_failure([own]), since(started))
 
 
-def right_answers(engine: Engine, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
+def right_answers(runner: Runner, lesson: str, chosen: Collection[int], seed: str = "") -> Iterator[Trial]:
     """Try right answers, in rounds: each is tried with all TODOs that need it."""
     for company in rounds(answers_to(lesson, chosen, "RIGHT")):
-        yield from accepted(engine, lesson, company, seed)
+        yield from accepted(runner, lesson, company, seed)
 
 
 def answers_to(lesson: str, chosen: Collection[int], kind: str) -> list[Answer]:
@@ -117,19 +117,19 @@ def rounds(answers: list[Answer]) -> Iterator[list[Answer]]:
         waiting = [answer for answer in waiting if answer is not company.get(answer.todo)]
 
 
-def accepted(engine: Engine, lesson: str, company: list[Answer], seed: str = "") -> list[Trial]:
+def accepted(runner: Runner, lesson: str, company: list[Answer], seed: str = "") -> list[Trial]:
     """Try right answers, each to a different TODO, and all TODOs that need one of them. If they do not work together,
     each is tried independently.
     """
     tried = set().union(*(dependents(lesson, answer.todo) for answer in company))
     others = () if any(answer.edits for answer in company) else {*lessons.titles(lesson)} - tried
     started = time.perf_counter()
-    judge = judge_of(engine, lesson, answered(lesson, *company), others, seed)
+    judge = judge_of(runner, lesson, answered(lesson, *company), others, seed)
     seen = [judge.verdict(number) for number in sorted(tried)]
     right, said, seconds = all(v.passed for v in seen), first_failure(seen), since(started) / len(company)
     if right or len(company) == 1:
         return [Trial(lesson, "right", answer.todo, answer.name, right, said, seconds) for answer in company]
-    return [trial for answer in company for trial in accepted(engine, lesson, [answer], seed)]
+    return [trial for answer in company for trial in accepted(runner, lesson, [answer], seed)]
 
 
 def since(started: float) -> float:
@@ -145,7 +145,7 @@ def dependents(lesson: str, todo: int) -> set[int]:
 
 
 def judge_of(
-    engine: Engine, lesson: str, texts: dict[Path, str], presumed: Collection[int] = (), seed: str = ""
+    runner: Runner, lesson: str, texts: dict[Path, str], presumed: Collection[int] = (), seed: str = ""
 ) -> Judge:
     """A judge of these files, as if they were the student's; the TODOs in `presumed` are assumed to be right."""
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def judge_of(
             target = Path(folder) / path
             target.parent.mkdir(exist_ok=True)
             target.write_text(text)
-        return Judge(engine, lesson, folder, seed=seed, presumed=presumed)
+        return Judge(runner, lesson, folder, seed=seed, presumed=presumed)
 
 
 def first_failure(seen: list[Verdict]) -> str:
@@ -167,13 +167,13 @@ def first_failure(seen: list[Verdict]) -> str:
 def list_survivors(chosen: dict[str, list[int]], most: int, seed: str = "") -> None:
     """Print which changes of solutions pass: each is a gap in a check, or does not matter, as a reader decides."""
     console = Console(width=None if sys.stdout.isatty() else 180)
-    with Engine() as engine:
+    with Runner() as runner:
         for lesson, only in chosen.items():
             if line := lessons.lacking(lesson):
                 console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
                 continue
             tried = passed = 0
-            for trial in changed(engine, lesson, only or list(lessons.titles(lesson)), most, seed):
+            for trial in changed(runner, lesson, only or list(lessons.titles(lesson)), most, seed):
                 tried, passed = tried + 1, passed + (not trial.right)
                 if not trial.right:
                     console.print(f"{lesson}/{trial.todo} {escape(trial.name)}", soft_wrap=True, highlight=False)
@@ -190,7 +190,7 @@ def run(chosen: dict[str, list[int]], seed: str = "") -> int:
     )
     found: list[Trial] = []
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Engine() as engine, Progress(*columns, console=console, transient=True) as progress:
+    with Runner() as runner, Progress(*columns, console=console, transient=True) as progress:
         for lesson, only in chosen.items():
             if line := lessons.lacking(lesson):
                 console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
@@ -198,7 +198,7 @@ def run(chosen: dict[str, list[int]], seed: str = "") -> int:
             numbers = len(lessons.titles(lesson))
             answers = importlib.import_module(f"grader.mutants.{lesson}")
             task = progress.add_task(lesson, total=3 * numbers + len(answers.WRONG) + len(answers.RIGHT))
-            for trial in trials(engine, lesson, only, seed):
+            for trial in trials(runner, lesson, only, seed):
                 found.append(trial)
                 progress.advance(task)
                 good = "[green]✓" if trial.right else "[red]✗ judged wrongly"

@@ -18,7 +18,7 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import BadDraw
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Unjudged
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 
 class Launch(Exception):
@@ -70,7 +70,7 @@ class Tried:
         return "\n".join([words, *lines, *(f"    {line}" for line in self.broken)])
 
 
-def tried(engine: Engine, lesson: str, seeds: Iterable[str]) -> Tried:
+def tried(runner: Runner, lesson: str, seeds: Iterable[str]) -> Tried:
     """Try the premises of each check of a lesson with each seed."""
     found, root = Tried(lesson), lessons.source_root()
     units, batch = lessons.units(lesson, root), lessons.batch_units(lesson, root)
@@ -78,7 +78,7 @@ def tried(engine: Engine, lesson: str, seeds: Iterable[str]) -> Tried:
         of_students.SERIAL.clear()  # runs of the baseline are not reused for another seed
         found.seeds += 1
         for check in checks_of(check_module(lesson)):
-            student = Rehearsal(engine, lesson, units, batch, seed)
+            student = Rehearsal(runner, lesson, units, batch, seed)
             if why := rehearse(check, student, found):
                 found.broken.append(f"TODO {check.todo.number} with seed {seed}: {why}")
             found.premises += student.premises
@@ -108,12 +108,12 @@ def rehearse(check: Callable, student: Student, found: Tried) -> str:
 def trial(stems: list[str], seeds: list[str], say: Callable[[str], None]) -> bool:
     """Try the premises of these lessons with each seed. Returns whether all hold."""
     fine = True
-    with Engine() as engine:
+    with Runner() as runner:
         for stem in stems:
             if line := lessons.lacking(stem):
                 say(f"– {stem} is not tried: {line}")
                 continue
-            found = tried(engine, stem, seeds)
+            found = tried(runner, stem, seeds)
             say(str(found))
             fine = fine and not found.broken
     return fine

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from grader.engine.judge import mutants
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 
 TRIES = 3  # seeds drawn for a class, until all references pass with one
 
@@ -20,15 +20,15 @@ def drawn() -> str:
     return secrets.token_hex(4)
 
 
-def failures(engine: Engine, lesson: str, seed: str) -> list[str]:
+def failures(runner: Runner, lesson: str, seed: str) -> list[str]:
     """TODOs whose reference solution fails with this seed, one line each."""
-    judge = Judge(engine, lesson, str(lessons.source_root()), seed=seed)
+    judge = Judge(runner, lesson, str(lessons.source_root()), seed=seed)
     return [f"{lesson}/{v.todo}: {v.message}" for v in judge.verdicts() if not v.passed]
 
 
-def refused(engine: Engine, lesson: str, seed: str) -> Iterator[str]:
+def refused(runner: Runner, lesson: str, seed: str) -> Iterator[str]:
     """Other right answers that are rejected with this seed, one line each."""
-    for trial in mutants.right_answers(engine, lesson, lessons.titles(lesson), seed):
+    for trial in mutants.right_answers(runner, lesson, lessons.titles(lesson), seed):
         if not trial.right:
             yield f"{lesson}/{trial.todo}: the right answer “{trial.name}” is refused: {trial.seen}"
 
@@ -36,15 +36,15 @@ def refused(engine: Engine, lesson: str, seed: str) -> Iterator[str]:
 def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, others: bool) -> bool:
     """Judge these lessons' solutions with each seed, and if `others`, other right answers. Returns whether all pass."""
     wrong: set[tuple[str, str]] = set()
-    with Engine() as engine:
+    with Runner() as runner:
         for stem in stems:
             if line := lessons.lacking(stem):
                 say(f"– {stem} is not tried: {line}")
                 continue
             for seed in seeds:
-                lines = failures(engine, stem, seed)
+                lines = failures(runner, stem, seed)
                 if others and not lines:
-                    lines += refused(engine, stem, seed)
+                    lines += refused(runner, stem, seed)
                 say(f"{'✗' if lines else '✓'} {stem} with seed {seed}")
                 for line in lines:
                     say(f"    {line}")
@@ -54,11 +54,11 @@ def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, oth
     return not wrong
 
 
-def fit_for_a_class(engine: Engine, stems: list[str], say: Callable[[str], None]) -> str:
+def fit_for_a_class(runner: Runner, stems: list[str], say: Callable[[str], None]) -> str:
     """A drawn seed with which the reference solutions pass. Raises ValueError if they fail with all drawn seeds."""
     for _ in range(TRIES):
         seed = drawn()
-        failed = next((line for stem in stems for line in failures(engine, stem, seed)), "")
+        failed = next((line for stem in stems for line in failures(runner, stem, seed)), "")
         if not failed:
             return seed
         say(f"seed {seed} is not taken: the reference solution of {failed}")

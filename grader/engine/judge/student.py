@@ -16,7 +16,7 @@ from grader.engine.jobs import batch, stand_ins
 from grader.engine.judge.verdict import BadDraw, Wrong, count_of
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
-from grader.engine.ranks.engine import Engine
+from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job, Private
 from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
@@ -51,9 +51,9 @@ class Student:
     """A student's lesson on ranks: run it as a whole, or call one of its functions."""
 
     def __init__(
-        self, engine: Engine, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = ""
+        self, runner: Runner, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = ""
     ) -> None:
-        self.engine, self.lesson, self.units, self.batch, self.seed = engine, lesson, units, batch, seed
+        self.runner, self.lesson, self.units, self.batch, self.seed = runner, lesson, units, batch, seed
         self.module = f"grader.test_{lesson}"
         self.again = 0  # how often the numbers of this check were redrawn
         self.seconds = 0.0  # spent on ranks
@@ -142,9 +142,9 @@ class Student:
         for rank, touched in sorted(run.touched.items()):
             for event in touched:
                 if event["e"] == "overwritten":
-                    told = f"{event['name']}: what an earlier call has returned is overwritten by a later one"
+                    message = f"{event['name']}: what an earlier call has returned is overwritten by a later one"
                     right, seen = "a new tensor from each call", "the same memory, with different numbers"
-                    return Fault("wrong_value", told, rank, event["where"], expected=right, seen=seen, hint=AGAIN)
+                    return Fault("wrong_value", message, rank, event["where"], expected=right, seen=seen, hint=AGAIN)
                 name, argument, change = (event[field] for field in ("name", "argument", "change"))
                 if re.match(r"\w*", argument)[0] not in self.in_place:
                     return Fault(
@@ -186,7 +186,7 @@ class Student:
         """
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
         key = (unit.name, unit.text, stand_ins.SITE.read_text("utf-8"))
-        known = SUBMITTED.setdefault(self.engine, {})
+        known = SUBMITTED.setdefault(self.runner, {})
         if key not in known:
             run = self._launch(
                 [],
@@ -224,7 +224,7 @@ class Student:
         self.starts, self.said = seen["starts"], seen["said"]
         return batch.started(seen)
 
-    def told(self, name: str) -> str:
+    def variable(self, name: str) -> str:
         """A variable in the environment of the processes that the last submitted file started; "" if it is not set."""
         return self.starts[0]["env"].get(name, "")
 
@@ -245,7 +245,7 @@ class Student:
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
             unit = lessons.Unit(f"train/{lessons.BASELINE}.py", regions.compose(source), source)
-            SERIAL[key] = self._launch([unit], self.engine.trusted, world=1, argv=argv, files=files)
+            SERIAL[key] = self._launch([unit], self.runner.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
             raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key]
@@ -260,17 +260,17 @@ class Student:
         keys = [json.dumps([call["function"], call["inputs"]]) for call in (how, second) if call]
         left = [call for key, call in zip(keys, (how, second)) if key not in SERIAL]
         if left:
-            run = self._launch([], self.engine.trusted, **left[0], second=left[1]["inputs"] if left[1:] else None)
+            run = self._launch([], self.runner.trusted, **left[0], second=left[1]["inputs"] if left[1:] else None)
             for call, done in zip(left, (run, run.second)):
                 if done is None or done.fault:
                     raise Unjudged(f"the check's own reference fails: {run.fault and run.fault.message}")
                 SERIAL[json.dumps([call["function"], call["inputs"]])] = done
         return replace(SERIAL[keys[0]], second=second and SERIAL[keys[-1]])
 
-    def _launch(self, units: list[lessons.Unit], engine: Engine | None = None, **how: Any) -> Run:
+    def _launch(self, units: list[lessons.Unit], runner: Runner | None = None, **how: Any) -> Run:
         began = time.perf_counter()
         try:
-            run = (engine or self.engine).run(Job(units, self.module, **how))
+            run = (runner or self.runner).run(Job(units, self.module, **how))
         except Exception as error:  # a student's faults are recorded in the run
             machines = isinstance(error, (OSError, RuntimeError, Unjudged)) and not isinstance(error, RecursionError)
             if machines or not units:
@@ -305,7 +305,7 @@ def batch_line(unit: lessons.Unit, said: str) -> Where:
 SERIAL: dict[str, Run] = {}  # serial runs by content: shared by every check of every student
 # What batch files start, by their content: saving the script does not change it. In a class, submissions do not share
 # it.
-SUBMITTED: WeakKeyDictionary[Engine, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
+SUBMITTED: WeakKeyDictionary[Runner, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()
 
 
 CELL = re.compile(r"notebooks/\w+\.ipynb, cell \d+(?:, line (\d+))?(?: \(TODO \d+\))?")

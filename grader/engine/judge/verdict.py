@@ -18,7 +18,7 @@ class Wrong(Exception):
     """The code ran and did the wrong thing. `expected` and `seen` are a few words each."""
 
     # What a `Fault` has in addition.
-    cause, where, also, callers, told = "wrong_value", None, (), (), ()
+    cause, where, also, callers, ops = "wrong_value", None, (), (), ()
 
     def __init__(
         self, message: str, expected: Any = None, seen: Any = None, rank: int | None = None, hint: str = ""
@@ -45,10 +45,10 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
     gaps = [abs(x - y) if math.isfinite(x) and math.isfinite(y) else math.inf * (x != y) for x, y in zip(a, b)]
     worst = max(range(len(a)), key=lambda n: -1.0 if math.isnan(gaps[n]) else gaps[n])
     begin = max(0, min(worst - SHOWN // 2, len(a) - SHOWN))
-    told = in_digits(a[begin : begin + SHOWN], b[begin : begin + SHOWN])
-    if told and len(a) > SHOWN:
-        told = tuple(f"{words} (numbers {begin + 1} to {begin + SHOWN} of {len(a)})" for words in told)
-    return told or (described(expected), described(seen))
+    digits = in_digits(a[begin : begin + SHOWN], b[begin : begin + SHOWN])
+    if digits and len(a) > SHOWN:
+        digits = tuple(f"{words} (numbers {begin + 1} to {begin + SHOWN} of {len(a)})" for words in digits)
+    return digits or (described(expected), described(seen))
 
 
 SHOWN = 6  # shown numbers of a tensor, or names of a list
@@ -66,8 +66,8 @@ def names_apart(expected: Collection[str], seen: Collection[str]) -> tuple[Any, 
     missing, more = sorted(set(expected) - set(seen)), sorted(set(seen) - set(expected))
     if not missing and not more:  # e.g. the same names in a different order
         return expected, seen
-    told = f"{len(expected)} names" + (f", with {some(missing)}" if missing else f", without {some(more)}")
-    return told, f"{len(seen)} names" + (f", without {some(missing)}" if missing else f", with {some(more)}")
+    right = f"{len(expected)} names" + (f", with {some(missing)}" if missing else f", without {some(more)}")
+    return right, f"{len(seen)} names" + (f", without {some(missing)}" if missing else f", with {some(more)}")
 
 
 def some(names: list[str]) -> str:
@@ -196,9 +196,9 @@ class Verdict:
         return self.status == "pass"
 
     def as_dict(self) -> dict:
-        told = asdict(self)
-        del told["hints_seen"]  # internal bookkeeping
-        return told
+        fields = asdict(self)
+        del fields["hints_seen"]  # internal bookkeeping
+        return fields
 
 
 def todos(numbers: list[int]) -> str:

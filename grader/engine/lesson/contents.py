@@ -31,13 +31,13 @@ def tree() -> str:
 
 def files_of(folder: Path) -> Iterator[str]:
     """A line for each Python file of a folder."""
-    told = set()
+    listed = set()
     for path in sorted(folder.glob("*.py")):
         name = path.relative_to(lessons.COURSE)
         glob = next((glob for glob in OF_LESSONS if name.match(glob)), name.as_posix())
-        if path.name != "__init__.py" and glob not in told:
+        if path.name != "__init__.py" and glob not in listed:
             yield f"- `{Path(glob).name}` {OF_LESSONS.get(glob) or sentence(path)}"
-            told.add(glob)
+            listed.add(glob)
 
 
 def sentence(path: Path) -> str:

@@ -283,7 +283,7 @@ def _short(line: str) -> str:
     return textwrap.shorten(line, 80, placeholder=" …")
 
 
-class Line(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of code."""
 
     number: int  # 1-based
@@ -297,13 +297,13 @@ class Line(NamedTuple):
         return len(text) - len(text.lstrip()), self.code
 
 
-def _outside(source: str, text: str) -> Iterator[Line]:
+def _outside(source: str, text: str) -> Iterator[CodeLine]:
     """The code outside all regions."""
     inside = {line for lines in locate(source, text).values() for piece in lines for line in piece}
     lines = text.split("\n")
     for number, code in code_lines(text):
         if number not in inside:
-            yield Line(number, lines[number - 1], code)
+            yield CodeLine(number, lines[number - 1], code)
 
 
 def attempted(source: str, edited: str, todo: int) -> bool:

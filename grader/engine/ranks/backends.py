@@ -17,7 +17,7 @@ class NoBackend(ValueError):
 
 @dataclass(frozen=True)
 class Backend:
-    """The backends that the runs of an engine may use.
+    """The backends that the runs of a runner may use.
 
     Args:
         gpus: as CUDA_VISIBLE_DEVICES names them; empty: all runs use gloo.

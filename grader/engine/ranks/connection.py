@@ -67,8 +67,8 @@ class Connection:
         if self.sandbox or (self.process and self.process.poll() is None) or (self.kept and self.socket):
             return
         self.ready, self.heard, self.rest = False, [], b""
-        if self.kept and (line := keeper.connect(keeper.address())):
-            self.socket = line
+        if self.kept and (connected := keeper.connect(keeper.address())):
+            self.socket = connected
             return
         self.socket, theirs = socket.socketpair()
         if self.outside:
@@ -158,11 +158,11 @@ class Connection:
                 found += psutil.Process(pid).children(recursive=True) if pid else []
         return found
 
-    def ask(self, lines: Sequence[socket.socket] = (), **message: Any) -> None:
+    def ask(self, sockets: Sequence[socket.socket] = (), **message: Any) -> None:
         """Send the server a message, together with the ranks' ends of their connections."""
         try:
-            if lines:
-                socket.send_fds(self.socket, [b" "], [line.fileno() for line in lines])
+            if sockets:
+                socket.send_fds(self.socket, [b" "], [one.fileno() for one in sockets])
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             raise ServerGone("the fork-server ended; its message is above") from None

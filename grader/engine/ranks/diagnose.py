@@ -28,7 +28,7 @@ class Fault(Exception):
         seen: str | None = None,
         also: Sequence[Where] = (),
         callers: Sequence[Where] = (),
-        told: Sequence["Op"] = (),
+        ops: Sequence["Op"] = (),
         hint: str = "",
     ) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Fault(Exception):
         self.also = also  # lines where the cause may be as well: those that called `where`, and where another rank was
         self.callers = callers  # the lines that called `where`, the innermost first
         self.hint = hint  # for this failure; the TODO's own hints come after it
-        self.told = told  # calls that the message names with their lines, in order
+        self.ops = ops  # calls that the message names with their lines, in order
         self.events: list[list[dict]] = []  # the events of each rank up to then
 
 
@@ -205,7 +205,7 @@ class Diagnosis:
             expected="one wait for each message",
             seen="a second one",
             also=[*([op.where] if op.where else []), *op.callers],
-            told=[op],
+            ops=[op],
         )
 
     def collective(self, rank: int, event: dict) -> None:
@@ -247,13 +247,13 @@ class Diagnosis:
             seen=str(odd),
             also=odd.callers,
             callers=odd.callers,
-            told=(first, second),
+            ops=(first, second),
         )
 
     def skipped(self, first: Op, second: Op) -> Fault:
         """Two ranks are in calls on different lines: one of them left out a call."""
         skipper, waiter = self.skipper(first, second)
-        told = (waiter, skipper) if skipper else (first, second)
+        ops = (waiter, skipper) if skipper else (first, second)
 
         def stands(op: Op, other: Op) -> str:
             return f"has {done}" if (done := op.beyond(other)) else f"is in {op.at()}"
@@ -282,7 +282,7 @@ class Diagnosis:
             seen=seen,
             also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
             callers=lines.callers,
-            told=[op for op in told if op.where],
+            ops=[op for op in ops if op.where],
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
@@ -324,7 +324,7 @@ class Diagnosis:
                 seen=f"{event['op']} on rank {rank}, {rank} at the other end",
                 also=op.callers,
                 callers=op.callers,
-                told=[op],
+                ops=[op],
             )
         source, target = (rank, peer) if event["op"] == "send" else (peer, rank)
         pair = self.pairs[event["name"], source, target, event["tag"]]
@@ -346,7 +346,7 @@ class Diagnosis:
                 seen=str(received),
                 also=[*received.callers, *sent.callers],
                 callers=received.callers,
-                told=(sent, received),
+                ops=(sent, received),
             )
         return None
 
@@ -402,7 +402,7 @@ class Diagnosis:
         )
         finished = [member for member in lacking if self.ranks[member].gone == "it has finished"]
         stories = [f"{numbers(finished)} never come: they have finished"] if len(finished) > 1 else []
-        told = [op]
+        ops = [op]
         short = [f"{numbers(finished)} finished"] if len(finished) > 1 else []
         waiting = [n for n, (o, _) in stuck.items() if o is op or (o.where == op.where and "peer" not in op.event)]
         back = [n for n, (o, lacks) in stuck.items() if o.beyond(op) and {*waiting} & {*lacks}]
@@ -418,7 +418,7 @@ class Diagnosis:
                 short.append(f"rank {member}: {gone.removeprefix('it ')}")
             else:
                 other, _ = stuck[member]
-                told.append(other)
+                ops.append(other)
                 stories.append(f"rank {member} waits in {other.at()}")
                 short.append(f"rank {member} in {other}")
         skipper = next((member for member in lacking if self.ranks[member].gone), None)
@@ -440,7 +440,7 @@ class Diagnosis:
             seen="; ".join(short),
             also=op.callers,
             callers=op.callers,
-            told=told,
+            ops=ops,
         )
 
 

@@ -27,7 +27,7 @@ class Job:
         group: make the process group before the call.
         gpus: how many GPUs a node pretends to have.
         files: name -> text of files in the working folder.
-        on_gpus: run on GPUs, if the engine's backend is NCCL.
+        on_gpus: run on GPUs, if the runner's backend is NCCL.
         common: all ranks work in one folder; else each in its own, and no rank sees another's files.
         second: the inputs of a second call of the function, in the processes of the first one.
     """
@@ -86,7 +86,7 @@ class Job:
 
 
 def check_of(function: str | None) -> dict[str, str] | None:
-    """The source of a check's function, and of what it uses, for the ranks; None for functions of the engine and the
+    """The source of a check's function, and of what it uses, for the ranks; None for functions of the grader and the
     kit.
     """
     module, _, name = (function or "").partition(":")

@@ -74,13 +74,13 @@ def state() -> str:
 
 def connect(path: Path, word: bytes = ATTEND) -> socket.socket | None:
     """A connection to the server at this address; None if there is none."""
-    line = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        line.connect(str(path))
-        line.sendall(word)
-        return line
+        connection.connect(str(path))
+        connection.sendall(word)
+        return connection
     except OSError:
-        line.close()
+        connection.close()
         return None
 
 
@@ -95,13 +95,13 @@ def last_words() -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
 
 
-def start(line: socket.socket, path: Path, environment: dict[str, str]) -> None:
+def start(connection: socket.socket, path: Path, environment: dict[str, str]) -> None:
     """Start a server at this address; `line` is the first connection that it serves."""
     log().parent.mkdir(exist_ok=True)
     with log().open("w") as said:
         subprocess.Popen(
-            [sys.executable, "-m", "grader.engine.ranks.server", str(line.fileno()), str(path)],
-            pass_fds=[line.fileno()],
+            [sys.executable, "-m", "grader.engine.ranks.server", str(connection.fileno()), str(path)],
+            pass_fds=[connection.fileno()],
             env=environment,
             cwd=lessons.COURSE,
             stdin=subprocess.DEVNULL,
@@ -116,13 +116,13 @@ def hand_over(arguments: list[str]) -> int | None:
 
     Returns the exit code; None if there is no server, or if it ended before it started the command.
     """
-    line = connect(address(), RUN) if wanted() else None
-    if line is None:
+    connection = connect(address(), RUN) if wanted() else None
+    if connection is None:
         return None
-    with line, line.makefile() as heard:
+    with connection, connection.makefile() as heard:
         try:
-            socket.send_fds(line, [b" "], [0, 1, 2])
-            line.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
+            socket.send_fds(connection, [b" "], [0, 1, 2])
+            connection.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
             pid = heard.readline()
         except (BrokenPipeError, ConnectionResetError):
             pid = ""
@@ -138,10 +138,10 @@ def hand_over(arguments: list[str]) -> int | None:
                 os.kill(int(pid), signal.SIGINT)
 
 
-def take_over(line: socket.socket, main: Callable[[], None]) -> None:
+def take_over(connection: socket.socket, main: Callable[[], None]) -> None:
     """The server's end of `hand_over`: run the command in this process."""
-    _, terminal, _, _ = socket.recv_fds(line, 1, 3)
-    heard = line.makefile()
+    _, terminal, _, _ = socket.recv_fds(connection, 1, 3)
+    heard = connection.makefile()
     arguments, here, environment = json.loads(heard.readline())
     for number, descriptor in enumerate(terminal):
         os.dup2(descriptor, number)
@@ -154,7 +154,7 @@ def take_over(line: socket.socket, main: Callable[[], None]) -> None:
         setattr(sys, name, open(getattr(sys, f"__{name}__").fileno(), mode, closefd=False))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    line.sendall(f"{os.getpid()}\n".encode())
+    connection.sendall(f"{os.getpid()}\n".encode())
     code = 70
     try:
         main()
@@ -163,7 +163,7 @@ def take_over(line: socket.socket, main: Callable[[], None]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        line.sendall(f"{code}\n".encode())
+        connection.sendall(f"{code}\n".encode())
 
 
 def stop() -> int:
@@ -171,14 +171,14 @@ def stop() -> int:
     course = address().name.partition("-")[0]
     count = 0
     for path in folder().glob(f"{course}-*"):
-        line = connect(path, STOP)
-        if line is None:
+        connection = connect(path, STOP)
+        if connection is None:
             path.unlink(missing_ok=True)
             continue
         count += 1
-        line.settimeout(5)
-        with line, suppress(OSError):
-            line.recv(1)  # it hangs up when it has ended
+        connection.settimeout(5)
+        with connection, suppress(OSError):
+            connection.recv(1)  # it hangs up when it has ended
     return count
 
 
@@ -194,8 +194,8 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
         mine = path.stat().st_ino
         try:
             children.add(_fork(first, door, does[ATTEND]))
-            for line, word in _callers(door, children):
-                children.add(_fork(line, door, does[word]))
+            for connection, word in _callers(door, children):
+                children.add(_fork(connection, door, does[word]))
         finally:
             with suppress(OSError):
                 if path.stat().st_ino == mine:  # another server may have taken the address
@@ -213,17 +213,17 @@ def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.s
         if not ready and not children:
             return
         if ready:
-            line, _ = door.accept()
-            line.settimeout(5)
+            connection, _ = door.accept()
+            connection.settimeout(5)
             try:
-                word = line.recv(1)
+                word = connection.recv(1)
             except OSError:
                 word = b""
-            line.settimeout(None)
+            connection.settimeout(None)
             if word in (ATTEND, RUN):
-                yield line, word
+                yield connection, word
             else:
-                line.close()
+                connection.close()
             if word == STOP:
                 for pid in children:
                     with suppress(ProcessLookupError):
@@ -231,16 +231,16 @@ def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.s
                 return
 
 
-def _fork(line: socket.socket, door: socket.socket, do: Callable[[socket.socket], None]) -> int:
+def _fork(connection: socket.socket, door: socket.socket, do: Callable[[socket.socket], None]) -> int:
     pid = os.fork()
     if pid:
-        line.close()
+        connection.close()
         return pid
     status = 70
     try:
         door.close()
         os.setsid()
-        do(line)
+        do(connection)
         status = 0
     finally:
         os._exit(status)

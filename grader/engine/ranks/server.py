@@ -93,11 +93,11 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
         attend(judge)
 
 
-def run_command(line: socket.socket) -> None:
+def run_command(connection: socket.socket) -> None:
     """Run a command that was handed over."""
     torch.set_num_threads(os.cpu_count() or 1)
     cli = importlib.import_module("grader.engine.commands.cli")  # imported by name: it is above this room
-    keeper.take_over(line, cli.main)
+    keeper.take_over(connection, cli.main)
 
 
 def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
@@ -133,7 +133,7 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
             reap(judge, living, os.WNOHANG)
             inside -= {pid for pid in inside if os.waitpid(pid, os.WNOHANG)[0]}
         if judge in ready:
-            job, lines = hear(judge)
+            job, ends = hear(judge)
             if job is None:
                 return
             if "sweep" in job:
@@ -147,17 +147,17 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
             if "enter" in job:
                 for package in job["packages"]:
                     importlib.import_module(package)
-                inside.add(pid := fork_inside(job, lines[0], (judge.fileno(), *wake)))
-                os.close(lines[0])
+                inside.add(pid := fork_inside(job, ends[0], (judge.fileno(), *wake)))
+                os.close(ends[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
                 continue
             tidy = shut_in is not None
             load_checks(job)
             rank.compile_units(job)  # before the fork, so once for all ranks
             gc.freeze()  # the garbage collector would write to, and so copy, every page shared with this process
-            pids = [fork(job, number, lines, (judge.fileno(), *wake), shut_in) for number in range(job["world"])]
-            for line in lines:
-                os.close(line)
+            pids = [fork(job, number, ends, (judge.fileno(), *wake), shut_in) for number in range(job["world"])]
+            for end in ends:
+                os.close(end)
             living.update(pids)
             judge.sendall(json.dumps({"pids": pids}).encode() + b"\n")
 
@@ -175,13 +175,13 @@ def load_checks(job: dict) -> None:
 
 def hear(judge: socket.socket) -> tuple[dict | None, list[int]]:
     """The judge's next message and the descriptors that came with it; None if it has hung up."""
-    text, lines = b"", []
+    text, ends = b"", []
     while not text.endswith(b"\n"):  # it waits for an answer before it sends more
         part, came, _, _ = socket.recv_fds(judge, 1 << 20, 64)
         if not part:
             return None, []
-        text, lines = text + part, lines + came
-    return json.loads(text), lines
+        text, ends = text + part, ends + came
+    return json.loads(text), ends
 
 
 def reap(judge: socket.socket, living: set[int], how: int = 0) -> None:
@@ -231,8 +231,8 @@ def join_pages() -> None:
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_COLLAPSE)
 
 
-def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
-    """Fork a server for the sandbox whose first process is `job["enter"]`; its judge has the other end of `line`."""
+def fork_inside(job: dict, end: int, inherited: tuple[int, ...]) -> int:
+    """Fork a server for the sandbox whose first process is `job["enter"]`; its judge has the other side of `end`."""
     pid = os.fork()
     if pid:
         return pid
@@ -250,13 +250,13 @@ def fork_inside(job: dict, line: int, inherited: tuple[int, ...]) -> int:
         how = dict(namespaces=job["enter"] is not None, landlock=job["landlock"], gpus=job["gpus"])
         shut_in = functools.partial(walls.shut_in, **how)
         walls.try_out(shut_in)
-        attend(socket.socket(fileno=line), shut_in)
+        attend(socket.socket(fileno=end), shut_in)
         status = 0
     finally:
         os._exit(status)
 
 
-def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], shut_in: ShutIn | None) -> int:
+def fork(job: dict, number: int, ends: list[int], inherited: tuple[int, ...], shut_in: ShutIn | None) -> int:
     """Fork rank `number` of `job`, in its own session, so that its group can be killed."""
     pid = os.fork()
     if pid:
@@ -267,13 +267,13 @@ def fork(job: dict, number: int, lines: list[int], inherited: tuple[int, ...], s
         die_with_the_server()
         use_batch_scheduling()
         signal.set_wakeup_fd(-1)
-        for other in {*inherited, *lines} - {lines[number]}:  # it cannot send messages as the server or as another rank
+        for other in {*inherited, *ends} - {ends[number]}:  # it cannot send messages as the server or as another rank
             os.close(other)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if shut_in:
             shut_in(rank.folders(job, number))
-        rank.main(job, number, socket.socket(fileno=lines[number]))
+        rank.main(job, number, socket.socket(fileno=ends[number]))
         status = 0
     finally:
         os._exit(status)

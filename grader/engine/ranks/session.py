@@ -44,8 +44,8 @@ def end_group(pid: int) -> None:
 class Session:
     """One run, from the fork of its ranks to the end of the last one."""
 
-    def __init__(self, server: Connection, job: Job, folder: Path, told: Path, devices: list[str]) -> None:
-        """`folder` is the run's folder as the judge sees it, `told` the path that the ranks are told.
+    def __init__(self, server: Connection, job: Job, folder: Path, inner: Path, devices: list[str]) -> None:
+        """`folder` is the run's folder as the judge sees it, `inner` its path on the ranks, which may be in a sandbox.
 
         `devices`: the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; empty: the ranks are on CPUs.
         """
@@ -56,17 +56,17 @@ class Session:
         pairs = [socket.socketpair() for _ in range(world)]
         self.owner = {ours: rank for rank, (ours, _) in enumerate(pairs)}
         if LINUX:
-            for line in self.owner:
-                line.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+            for end in self.owner:
+                end.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         # Read before the ranks can have sent anything. Traffic between GPUs does not go over the network.
         self.wire_before = server.sandbox.wire() if server.sandbox and not devices else None
-        server.ask([theirs for _, theirs in pairs], **job.message(told, devices))
+        server.ask([theirs for _, theirs in pairs], **job.message(inner, devices))
         for _, theirs in pairs:
             theirs.close()
         self.started = time.monotonic()
-        for line, rank in self.owner.items():
+        for end, rank in self.owner.items():
             with suppress(BrokenPipeError, ConnectionResetError):  # a rank that is dead already; the server will say so
-                line.sendall(json.dumps(job.inputs_of(rank)).encode() + b"\n")
+                end.sendall(json.dumps(job.inputs_of(rank)).encode() + b"\n")
         while "pids" not in (answer := server.answer()):
             pass  # messages about the previous run
         self.names = answer["pids"]  # the ids that the server uses; in a sandbox they differ from ours
@@ -93,8 +93,8 @@ class Session:
 
     def watch(self) -> Run:
         self.selector = selectors.DefaultSelector()
-        for line in self.owner:
-            self.selector.register(line, selectors.EVENT_READ, "rank")
+        for end in self.owner:
+            self.selector.register(end, selectors.EVENT_READ, "rank")
         self.selector.register(self.server.socket, selectors.EVENT_READ, "server")
         looked = time.monotonic()
         try:
@@ -146,10 +146,10 @@ class Session:
             return False
         self.first = self.run
         self.begin(self.folder / "second", self.endings.status)
-        for line, rank in self.owner.items():
+        for end, rank in self.owner.items():
             self.pulse.heard(rank)
             with suppress(OSError):  # a rank that is dead already
-                line.send(b"\n", socket.MSG_DONTWAIT)
+                end.send(b"\n", socket.MSG_DONTWAIT)
         return True
 
     def hear(self, key: selectors.SelectorKey) -> None:

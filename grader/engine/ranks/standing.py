@@ -31,14 +31,14 @@ class Standing:
         self.since: float | None = None  # when the run was last seen to move
         self.last: list[tuple] = []
         self.cpu: dict[int, float] = {}  # the state of each rank then
-        self.told = False  # what was reported about this standstill
+        self.reported = False  # about this standstill
         self.known: set[str] = set()  # lines that were reported
 
     def look(self, seen: list[Seen], gone: dict[int, str], now: float) -> Finding | None:
         """`gone`: how ranks ended whose process no longer exists; `now`: seconds, on any clock."""
         state = [(one.count, one.waiting, one.of, one.who["pid"], one.rank in gone) for one in seen]
         if self.since is None or state != self.last:
-            self.since, self.last, self.told = now, state, False
+            self.since, self.last, self.reported = now, state, False
             self.cpu = {one.rank: one.beat.get("cpu", 0.0) for one in seen}
             return None
         still = now - self.since
@@ -49,9 +49,9 @@ class Standing:
             return Finding(fault.message, True)
         living = [one for one in seen if one.rank not in gone]
         lines = str([one.beat.get("lines") for one in living])
-        if still < STANDSTILL or self.told or lines in self.known:
+        if still < STANDSTILL or self.reported or lines in self.known:
             return None
-        self.told = True
+        self.reported = True
         self.known.add(lines)
         return Finding("; ".join(map(story, living)), False)
 

@@ -68,9 +68,8 @@ def places(memory: int, processes: int, tree: Path, own: str) -> list[tuple[Path
     ours = {kind: path.strip("/") for _, kind, path in (line.split(":", 2) for line in own.splitlines())}
     if "" in ours:
         here = tree / ours[""]
-        for parent in (
-            (here, here.parent) if here != tree else (here,)
-        ):  # usually, a group with processes in it cannot have groups with limits below it
+        # Usually, a group with processes in it cannot have groups with limits below it.
+        for parent in (here, here.parent) if here != tree else (here,):
             with suppress(OSError):
                 if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
                     return [(parent, {"memory.max": memory, "pids.max": processes})]

@@ -1,4 +1,4 @@
-"""The judge's side of the ranks: an `Engine` has one fork-server, and each `run` starts fresh ranks for one job."""
+"""The judge's side of the ranks: a `Runner` has one fork-server, and each `run` starts fresh ranks for one job."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,31 +14,31 @@ from grader.engine.ranks.session import Session
 from grader.engine.walls import sandbox
 
 
-class Engine:
+class Runner:
     """Runs jobs. Use as a context manager, or `close` it: it leaves nothing running.
 
     Args:
-        outside: the engine from whose server this one's is forked; then its ranks run in a sandbox
+        outside: the runner from whose server this one's is forked; then its ranks run in a sandbox
         guards, course, lesson, packages, kept: as for `Connection`.
-        trusted: the engine for the course's own code; default: outside. Whatever it has loaded is also in servers
+        trusted: the runner for the course's own code; default: outside. Whatever it has loaded is also in servers
         forked from it. backend: how the ranks communicate; may also be set later.
     """
 
     def __init__(
         self,
-        outside: "Engine | None" = None,
+        outside: "Runner | None" = None,
         guards: sandbox.Guards = sandbox.NONE,
         course: Path = lessons.COURSE,
         packages: Sequence[str] = (),
         lesson: str = "",
-        trusted: "Engine | None" = None,
+        trusted: "Runner | None" = None,
         kept: bool = False,
         backend: backends.Backend = backends.GLOO,
     ) -> None:
         self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
         self.server = Connection(outside and outside.server, guards, course, packages, lesson, kept)
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "Runner":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,12 +84,12 @@ class Engine:
             raise RuntimeError(f"the fork-server does not start: {why}") from None
         inside = self.server.sandbox
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))
-        told = inside.folder / folder.name if inside else folder
+        inner = inside.folder / folder.name if inside else folder
         try:
             job.make_folders(folder)
             try:
                 with sandbox.held(folder) as seen:
-                    return Session(self.server, job, seen, told, devices).watch()
+                    return Session(self.server, job, seen, inner, devices).watch()
             except ServerGone:
                 raise
             except BaseException:  # e.g. an interrupt: it is unknown which messages are still to come
