@@ -54,9 +54,8 @@ TAKEN_FOR = {
 RANKS = ("rank", "local_rank", "stage", "index", "me")
 WORLDS = ("world", "world_size", "ranks", "size")
 
-Change = tuple[
-    str, Callable[[ast.AST], ast.AST | list[ast.AST] | None]
-]  # what is done, and the new node for the old one
+# What is done, in words, and what makes the new node of the old one.
+Change = tuple[str, Callable[[ast.AST], ast.AST | list[ast.AST] | None]]
 
 
 def changed(lesson: str, todo: int, most: int = 0, seed: str = "") -> list[Answer]:

@@ -174,7 +174,7 @@ class Diagnosis:
             seen=f"more than {IN_FLIGHT:,} calls in flight",
             also=op.callers,
             callers=op.callers,
-            told=[op],
+            ops=[op],
         )
 
     def join(self, rank: int, event: dict) -> Fault | None:
