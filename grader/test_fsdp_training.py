@@ -235,6 +235,7 @@ def serial_evaluation(sizes):
 
 @todo(
     2,
+    in_place=("model",),  # its mode
     minutes=15,
     why=(
         "With DDP each rank evaluates alone. A sharded model is never whole in one place: if a rank runs out of"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests import on_ranks
 
+from grader.engine.inside.given import Given
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
 from grader.engine.judge.judge import check_module
 from grader.engine.judge.verdict import expect, todo
@@ -135,6 +136,17 @@ def test_what_is_written_into_is_named(verdict):
     assert verdict("y = x.clone()\nx.requires_grad_()\ndist.all_reduce(y)\nreturn y").message.endswith(
         "requires a gradient afterwards"
     )
+
+
+def test_the_mode_in_which_a_module_is_left_is_looked_at():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    given = Given(model=model)
+    model.train().eval()
+    assert given.changes() == {"model": "is left in evaluation mode"}
+    model.train()
+    assert given.changes() == {}
+    model[1].eval()
+    assert given.changes() == {"model": "is left in evaluation mode"}
 
 
 def test_few_checks_bear_one_call_only():

@@ -15,6 +15,7 @@ WRONG = [
     Answer(1, "multiplies the losses in place", ["for i, count in enumerate(tokens):\n    losses[i] *= count\nreturn math.exp(sum(losses) / sum(tokens))", None], says="perplexity: losses, which it is given, has other items afterwards"),
     Answer(2, "gradients add up", swap=("optimizer.zero_grad()\n", ""), says="after step 2"),
     Answer(2, "gradients emptied before they are used", swap=("optimizer.zero_grad()\nloss.backward()", "loss.backward()\noptimizer.zero_grad()"), says="after step 1"),
+    Answer(2, "in evaluation mode", swap=("loss = model(x, y)", "model.eval()\nloss = model(x, y)"), says="model, which it is given, is left in evaluation mode"),
     Answer(2, "no step", swap=("optimizer.step()\n", ""), says="after step 1"),
     Answer(2, "no backward pass", swap=("loss.backward()\n", ""), says="after step 1"),
     Answer(2, "the loss after the step", swap=("return loss.item()", "return model(x, y).item()"), says="loss of step 1"),

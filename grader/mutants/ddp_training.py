@@ -259,6 +259,12 @@ WRONG = [
     ),
     Answer(
         8,
+        "wraps it in evaluation mode",
+        swap=("return DistributedDataParallel(model,", "model.eval()\nreturn DistributedDataParallel(model,"),
+        says="is left in evaluation mode",
+    ),
+    Answer(
+        8,
         "equal first weights, no averaging",
         """
         for parameter in model.parameters():

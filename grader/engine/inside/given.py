@@ -1,4 +1,4 @@
-"""Tensors and lists passed to a function, and what it did to them.
+"""Tensors, lists and modules passed to a function, and what it did to them.
 
 Tensors are read without torch operations, so nothing is created that a monitor of memory or operations would see.
 """
@@ -21,8 +21,8 @@ ITEMS = 10_000  # in the lists and dictionaries of one argument
 
 
 class Given:
-    """A snapshot of some named values: their tensors, alone or in lists, dictionaries and dataclasses, and the contents
-    of the lists and dictionaries.
+    """A snapshot of some named values: their tensors, alone or in lists, dictionaries and dataclasses, the contents of
+    the lists and dictionaries, and the mode of modules.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -34,6 +34,7 @@ class Given:
         self.before = {name: look(tensor) for name, tensor in self.tensors.items()}
         self.values = values
         self.held = {name: items(value) for name, value in values.items()}
+        self.modes = {name: modes(value) for name, value in values.items() if isinstance(value, torch.nn.Module)}
 
     @classmethod
     def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
@@ -51,8 +52,9 @@ class Given:
         """
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
         others = [name for name, old in self.held.items() if not_held(self.values[name], old)]
+        left = {name: left_in(mode, modes(self.values[name])) for name, mode in self.modes.items()}
         return dict.fromkeys(others, "has other items afterwards") | {
-            name: change for name, change in found.items() if change
+            name: change for name, change in (found | left).items() if change
         }
 
     def shared_with(self, result: Any) -> list[str]:
@@ -98,6 +100,19 @@ def not_held(value: Any, before: list[Any]) -> bool:
     now = items(value)
     same = (a is b or (type(a) is type(b) in (int, float, str) and a == b) for a, b in zip(now, before))
     return len(now) != len(before) or not all(same)
+
+
+def modes(module: torch.nn.Module) -> dict[str, bool]:
+    """Which of its modules are in training mode, by name."""
+    return {name: part.training for name, part in module.named_modules()}
+
+
+def left_in(before: dict[str, bool], now: dict[str, bool]) -> str:
+    """The mode in which a module is left, in words; "" if that is its mode of before."""
+    for name, mode in before.items():
+        if now.get(name, mode) != mode:
+            return f"is left in {'evaluation' if mode else 'training'} mode"
+    return ""
 
 
 class Look(NamedTuple):
