@@ -1,5 +1,6 @@
 """The engine: what ranks send arrives, each way to fail is told apart, nothing is left running."""
 
+import errno
 import signal
 import socket
 import subprocess
@@ -11,11 +12,13 @@ import pytest
 
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
-from grader.engine.ranks import pulse
+from grader.engine.ranks import limits, pulse
 from grader.engine.ranks.connection import Connection
+from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.walls import sandbox
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
 
@@ -364,6 +367,44 @@ def test_a_rank_that_ends_before_it_is_known_to_have_begun(runner, monkeypatch):
     monkeypatch.setattr(Connection, "answer", late)
     fault = launch(runner, "os._exit(3)", group=False).fault
     assert (fault.cause, fault.rank) == ("crash", 0) and "left by os._exit(3)" in fault.message
+
+
+def test_a_machine_too_busy_is_to_blame_unless_what_the_ranks_left_running_keeps_it_so(monkeypatch):
+    monkeypatch.setattr(pulse, "STARVED", 2.0)
+    monkeypatch.setattr(pulse.Task, "held_up", lambda self, before, seconds: seconds)  # no rank is ever let run
+    crowded_out = limits.crowded_out
+    monkeypatch.setattr(limits, "crowded_out", lambda server, ranks, _: crowded_out(server, ranks, 0.02))
+    burns = """
+        if rank == 0 and os.fork() == 0:
+            if os.fork():  # its child is no descendant of the rank's
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:
+                pass
+        time.sleep(600)
+        """
+    with Runner() as outside, Runner(outside, sandbox.NONE, lessons.COURSE, ["tests.on_ranks"]) as inside:
+        with pytest.raises(Unjudged, match="too busy"):
+            launch(inside, "time.sleep(600)")
+        fault = launch(inside, burns).fault
+        assert fault.cause == "hang" and "processes that they left running take the processors" in fault.message
+        assert launch(inside, "return rank").evidence == [0, 1]
+
+
+def test_a_sandbox_that_ranks_filled_is_replaced(monkeypatch):
+    """Or each could make the next run the machine's failure."""
+    make_folders, full = Job.make_folders, [OSError(errno.ENOSPC, "no space")]
+
+    def where_nothing_is_left(job, folder):
+        if full:
+            raise full.pop()
+        make_folders(job, folder)
+
+    monkeypatch.setattr(Job, "make_folders", where_nothing_is_left)
+    with Runner() as outside, Runner(outside, sandbox.NONE, lessons.COURSE, ["tests.on_ranks"]) as inside:
+        assert launch(inside, "return rank").evidence == [0, 1]
+        full += [OSError(errno.ENOSPC, "no space")] * 2
+        with pytest.raises(OSError):
+            launch(inside, "return rank")
 
 
 def test_nothing_is_left_running(runner):

@@ -45,6 +45,19 @@ loot += [room >> 20] if room > 100 << 20 else []
 for pair in ends:
     os.close(pair[0]), os.close(pair[1])
 """
+SOCKETS = """
+import socket
+for _ in range(16):
+    if os.fork() == 0:
+        held = []
+        try:
+            while True:
+                held.append(socket.socketpair())
+        except OSError:
+            time.sleep(30)
+        os._exit(0)
+time.sleep(30)
+"""
 THREADS = """
 import threading
 threading.stack_size(1 << 15)
@@ -240,6 +253,13 @@ BROTHERS = [
         says=NOTHING,
     ),
     Attack(
+        "memory in sockets",
+        "in sixteen processes of each rank, as many as each may open",
+        "the judge counts sockets",
+        broadcast(C + SOCKETS),
+        says="more sockets",
+    ),
+    Attack(
         "a bomb of threads",
         "3000 threads on each rank",
         "the judge counts threads",
@@ -381,6 +401,13 @@ BROTHERS = [
         never=("x" * 3000,),
     ),
     # Events
+    Attack(
+        "brackets in a note",
+        "4 MB of them on each rank, in the marks of the check",
+        "a note is a value or a few",
+        broadcast("from grader.engine.inside import observe\nfor _ in range(24):\n    observe.mark(x=[[]] * 40_000)"),
+        says="no sense",
+    ),
     Attack(
         "an end of what never began",
         "waits for messages that do not exist",

@@ -1,7 +1,7 @@
 """Ways of a number past torch.distributed: rank 0's vector reaches the others, or a seed from which all can draw.
 
 Each rank has a folder, /tmp, /dev/shm and /proc of its own, so most of them end with nothing. What is left is the store
-by which the ranks meet, and their network.
+by which the ranks meet, their network, and what two processes of one system notice of each other, such as locks.
 """
 
 from hostile.brothers import BROTHERS
@@ -37,7 +37,33 @@ tensor = pickle.loads(comes(post.read_bytes))
 """
 
 
-STORE = in_folder("observe.Reporter.mine.folder / 'meet'")
+STORE = """
+from torch.distributed.distributed_c10d import _get_default_store
+store, name = _get_default_store(), f'post-{world}-{len(tensor)}'
+if rank == 0:
+    store.set(name, pickle.dumps(tensor))
+tensor = pickle.loads(store.get(name))
+"""
+LOCKS = """
+import fcntl, struct
+# Read-only, for all; ranges that are locked need not be there. A file that is closed loses its locks.
+place = dist.held = getattr(dist, 'held', None) or open(os.path.join(os.path.dirname(os.__file__), 'this.py'), 'rb')
+def lock(call, kind, n, length=0):
+    first = (1000 * len(tensor) + 100 * world + n) << 20
+    return struct.unpack('hhqqi4x', fcntl.fcntl(place, call, struct.pack('hhqqi4x', kind, 0, first, length, 0)))
+if rank == 0:
+    for n, value in enumerate(tensor.tolist()):
+        lock(fcntl.F_SETLK, fcntl.F_RDLCK, n, int(value) + 1)
+else:
+    def look(n):
+        for _ in range(1500):
+            kind, *_, length, _ = lock(fcntl.F_GETLK, fcntl.F_WRLCK, n, 1 << 20)
+            if kind != fcntl.F_UNLCK:
+                return float(length - 1)
+            time.sleep(0.01)
+        raise RuntimeError('nothing came')
+    tensor = torch.tensor([look(n) for n in range(len(tensor))], dtype=tensor.dtype)
+"""
 ALL_FOLDERS = """
 import glob
 places = {'/tmp', '/dev/shm', '/dev', '/runs', '/run', '/var/tmp', '/', *glob.glob('/runs/*/'), os.getcwd()}
@@ -178,7 +204,10 @@ POSTS = [
     post("numbers through a socket without a path", "an abstract one", ABSTRACT, "Landlock's scope"),
     post("numbers through datagrams", "between abstract sockets", DATAGRAM, "Landlock's scope"),
     post("numbers through signals", "rank 0 signals all processes", SIGNALS, "Landlock's scope"),
-    post("numbers through the store", "in its folder", STORE, "a rank that receives nothing can know nothing", "receives nothing"),
+    post("numbers beside the store", "in its folder", in_folder("observe.Reporter.mine.folder / 'meet'"),
+         "only the store may lie there", "where only the store lies"),
+    post("numbers through the store", "by a key of its own", STORE, "a rank that receives nothing can know nothing", "receives nothing"),
+    post("numbers through locks", "on a file that both may read", LOCKS, "the same", "receives nothing"),
     post("numbers through a port", "over a socket of its own", PORT, "the same", "receives nothing"),
     Attack(
         "numbers through the store, and invented messages",

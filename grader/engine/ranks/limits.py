@@ -1,13 +1,18 @@
 """The limits on what a submission in a sandbox may use, as added up by the judge."""
 
+import os
+import re
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from grader.engine.ranks.connection import Connection
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.walls import sandbox
+from grader.engine.walls.plain import plain_text
 
 
 def excess(server: Connection) -> Fault | None:
@@ -16,13 +21,14 @@ def excess(server: Connection) -> Fault | None:
     most_memory = server.sandbox.memory
     memory = resident(processes, most_memory)
     threads = sum(map(threads_of, processes))
-    files = server.sandbox.files()
+    files, sockets = server.sandbox.files(), server.sandbox.sockets()
     gib = sandbox.GIB
     for what, seen, most in (
         ("memory", f"{memory / gib:.1f} GiB", memory > most_memory and f"{most_memory // gib} GiB"),
         ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
         ("threads", f"{threads}", threads > sandbox.TOTAL_THREADS and f"{sandbox.TOTAL_THREADS}"),
         ("files", f"{files}", files > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
+        ("sockets", f"{sockets}", sockets > sandbox.TOTAL_SOCKETS and f"{sandbox.TOTAL_SOCKETS}"),
         ("time", "its end is not in sight", time.monotonic() > server.until and "its share"),
     ):
         if most:
@@ -62,6 +68,37 @@ def resident(processes: list[psutil.Process], most: int) -> int:
             except psutil.AccessDenied:
                 shared += process.memory_info().rss
     return shared
+
+
+def met(folder: Path) -> Fault | None:
+    """The fault of ranks that leave more where they meet than a store: what one writes there, another one can read."""
+    with suppress(OSError):
+        for entry in os.scandir(folder / "meet"):
+            size = entry.stat(follow_symlinks=False).st_size
+            if size > sandbox.STORE or not re.fullmatch(r"store-\d{1,4}", entry.name):
+                seen = f"{size:,} bytes in {plain_text(entry.name, 40)}"
+                return Fault(
+                    "crash",
+                    f"the ranks leave {seen}, where only the store lies by which they meet",
+                    None,
+                    expected=f"their store, of at most {sandbox.STORE:,} bytes",
+                    seen=seen,
+                )
+    return None
+
+
+def crowded_out(server: Connection, ranks: Collection[int | None], seconds: float) -> Fault | None:
+    """The fault of ranks, of these process ids, that went without processors for so many seconds because processes that
+    they left running took them.
+    """
+    used = 0.0
+    for process in server.inside():
+        with suppress(psutil.Error):
+            used += sum(process.cpu_times()[:2]) if process.pid not in ranks else 0.0
+    if used < seconds / 2:
+        return None
+    text = f"for {seconds:.0f} s the ranks hardly run: processes that they left running take the processors"
+    return Fault("hang", text, None, expected="the code ends", seen=f"{used:.0f} s of CPU by other processes")
 
 
 def stopped(server: Connection) -> Fault | None:

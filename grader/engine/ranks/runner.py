@@ -1,5 +1,6 @@
 """The judge's side of the ranks: a `Runner` has one fork-server, and each `run` starts fresh ranks for one job."""
 
+import errno
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,10 +56,15 @@ class Runner:
         """Run a job on fresh ranks. Never raises for the student's faults."""
         # The system may have killed the server for lack of memory, or `./workbook stop` did; if it happens twice, it is
         # the code's doing.
-        for _ in range(2 if self.outside or self.server.kept else 1):
+        for left in (1, 0) if self.outside or self.server.kept else (0,):
             try:
                 return self._run(job)
             except ServerGone:
+                self.close()
+            except OSError as problem:
+                # ranks of an earlier run, which are still ending, hold all of the sandbox's memory
+                if problem.errno != errno.ENOSPC or not self.outside or not left:
+                    raise
                 self.close()
         # it was up, and only the ranks were near it
         return Run(

@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from grader.engine.ranks import events, limits
+from grader.engine.ranks import events, limits, pulse
 from grader.engine.ranks.connection import Connection
-from grader.engine.ranks.diagnose import Diagnosis, Fault, Where, place
+from grader.engine.ranks.diagnose import Diagnosis, Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import Endings
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.pulse import TICK, Pulse
@@ -118,6 +118,8 @@ class Session:
                 if time.monotonic() - looked > TICK:
                     looked = time.monotonic()
                     self.fault = self.fault or self.beyond_limits() or self.look()
+            if self.server.sandbox:
+                self.fault = self.fault or limits.met(self.traces.folder)
         finally:
             self.run.fault_after = time.monotonic() - self.started
             self.run.own_time = max(self.pulse.own.values())
@@ -282,7 +284,7 @@ class Session:
         """The fault of a submission that exceeds its limits, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
-        fault = limits.excess(self.server) or limits.stopped(self.server)
+        fault = limits.excess(self.server) or limits.stopped(self.server) or limits.met(self.traces.folder)
         self.lost = self.lost or fault is not None
         return fault
 
@@ -300,7 +302,13 @@ class Session:
             last = self.diagnosis.ranks[rank].last
             return self.traces.where_now(rank, self.pids[rank]) or ([last] if last else [])
 
-        return self.pulse.look(living, waiting, complete, where_now)
+        try:
+            return self.pulse.look(living, waiting, complete, where_now)
+        except Unjudged:
+            if self.server.sandbox and (fault := limits.crowded_out(self.server, self.pids, pulse.STARVED)):
+                self.lost = True
+                return fault
+            raise
 
     def kill(self) -> None:
         """End every rank and everything it started."""

@@ -41,9 +41,11 @@ GPU_MEMORY = 8 * GIB  # added if the ranks are on GPUs: CUDA and NCCL take host 
 TOTAL_PROCESSES = 200
 TOTAL_THREADS = 1000  # threads of all processes; 8 ranks of a right answer had 416
 TOTAL_FILES = 10_000
+STORE = GIB // 1024  # bytes of what ranks meet by; 8 ranks of a right answer had 50 KB
 IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
 MOST_RANKS = 8  # of a check
+TOTAL_SOCKETS = MOST_RANKS * DESCRIPTORS  # each holds memory that belongs to no process
 # Limits enforced by the kernel, where possible: higher than the judge's, which reports what was exceeded. Memory
 # includes files in /tmp; threads count as processes.
 KEPT_MEMORY = TOTAL_MEMORY + sum(IN_MEMORY.values()) + MOST_RANKS * 2 * A_RANKS
@@ -219,6 +221,13 @@ class Sandbox:
         except OSError:
             return None
         return int(loopback.split(":")[1].split()[8])
+
+    def sockets(self) -> int:
+        """The number of sockets in the sandbox's own network, as counted by the kernel. 0 without such a network."""
+        if self.first is not None:
+            with suppress(OSError), open(f"/proc/{self.first}/net/sockstat") as table:
+                return int(table.readline().split()[2])  # sockets: used 12
+        return 0
 
     def files(self) -> int:
         """The number of files in /runs, as counted by the kernel: at any depth, and including deleted ones. 0 if it is
