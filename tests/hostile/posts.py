@@ -99,7 +99,7 @@ COMMAND_LINE = (
 import subprocess
 if rank == 0:
     said = 'post' + ','.join(map(str, tensor.tolist())) + 'end'
-    mine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)', said], env={'POST': said})
+    mine = subprocess.Popen(['sh', '-c', 'sleep 5; true', said], env={'POST': said})
 tensor = torch.tensor(comes(look), dtype=tensor.dtype)
 """
 )
@@ -108,7 +108,7 @@ post = Path(f'post-{world}-{len(tensor)}')
 if rank == 0:
     import subprocess
     post.write_bytes(pickle.dumps(tensor))
-    mine = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'], stdin=post.open('rb'))
+    mine = subprocess.Popen(['sleep', '5'], stdin=post.open('rb'))
 def look():
     for pid in [*filter(str.isdigit, os.listdir('/proc')), *map(str, range(1, 400))]:
         for path in (f'/proc/{pid}/cwd/{post}', f'/proc/{pid}/fd/0', f'/proc/{pid}/root{post.absolute()}'):

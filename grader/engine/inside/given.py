@@ -65,7 +65,7 @@ class Given:
 
 
 def tensors_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
-    if hasattr(value, "_local_tensor"):  # a DTensor
+    if isinstance(getattr(value, "_local_tensor", None), torch.Tensor):  # a DTensor
         yield name, value._local_tensor
     elif type(value) in (torch.Tensor, torch.nn.Parameter):
         yield name, value
