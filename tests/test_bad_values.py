@@ -64,7 +64,7 @@ def kind_of(action: argparse.Action) -> str:
     if action.choices:
         return "choice"
     name = getattr(action.type, "__qualname__", "")
-    kinds = {"whole": "whole number", "number": "number", "size": "size", "given": "text"}
+    kinds = {"whole": "whole number", "real": "number", "size": "size", "given": "text"}
     return kinds[name.split(".")[0]]  # a flag whose type checks nothing has no place here
 
 
