@@ -16,6 +16,7 @@ from grader.kit import (
     meshes,
     nodes,
     numbers,
+    ones_in_turn,
     pipelines,
     rectangles,
     shares,
@@ -145,6 +146,20 @@ def test_shares_are_uneven_and_one_is_empty(ranks):
     assert ranks < 4 or all(len(set(one)) < ranks for one in draws)
     empty = Counter(place for one in draws for place, share in enumerate(one) if share == 0)
     assert all(empty[place] > SEEDS / 20 for place in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_a_single_item_is_at_each_place_and_more_elsewhere(ranks):
+    draws = drawn(ones_in_turn, ranks)
+    for cases in draws:
+        assert sorted(counts.index(1) for counts in cases) == list(range(ranks))
+        assert all(counts.count(1) == 1 and counts.count(0) <= 1 for counts in cases)
+        assert ranks == 1 or all(max(counts) > 1 for counts in cases)
+        assert ranks < 3 or [counts.count(0) for counts in cases] == [(n + 1) % 2 for n in range(ranks)]
+    first = Counter(cases[0].index(1) for cases in draws)
+    assert all(first[place] > SEEDS / 20 for place in range(ranks))
+    empty = Counter(counts.index(0) for cases in draws for counts in cases if 0 in counts)
+    assert ranks < 3 or all(empty[place] > SEEDS / 20 for place in range(ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
