@@ -9,7 +9,9 @@ import torch
 from grader.engine.judge.verdict import Wrong
 from grader.kit import (
     check_refusals,
+    freeze,
     frozen_in_turn,
+    is_stale,
     layouts,
     lengths,
     logits,
@@ -89,6 +91,16 @@ def test_the_frozen_parameter_is_first_in_the_middle_and_last():
     assert min(first[0], first[4]) > SEEDS / 5
     unused = Counter(unused for one in draws for _, unused in one)
     assert all(unused[place] > 3 * SEEDS / 20 for place in range(5))
+
+
+def test_a_frozen_parameter_keeps_the_gradient_that_it_had():
+    frozen = torch.nn.Parameter(torch.ones(3))
+    freeze(frozen)
+    assert not frozen.requires_grad and frozen.grad.any() and is_stale(frozen)
+    frozen.grad /= 3
+    assert not is_stale(frozen)
+    frozen.grad = None  # emptied, as an optimizer may
+    assert is_stale(frozen)
 
 
 def class_of(p, m):

@@ -4,7 +4,7 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before, and `is_stale` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts` |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
@@ -44,6 +44,8 @@ from grader.kit.on_rank import (
     answers_on_rank,
     as_evidence,
     crossed,
+    freeze,
+    is_stale,
     mains_on_rank,
     plain,
     plain_name,
