@@ -12,8 +12,8 @@
 | 8    | when to go parallel                    | cases on both sides of each limit                                 | 5     |
 
 All numbers are drawn. TODO 2 is judged by no real clock: each phase of the check's own model moves a clock by a span of
-its own. Its model has one weight, so that four steps of gradient descent can be followed with a pencil; anything that
-the first step leaves in `.grad` would change the second.
+its own. Its model is a straight line, so that four steps of gradient descent can be followed with a pencil; anything
+that the first step leaves in `.grad` would change the second, in either of the optimizer's two groups.
 """  # noqa: E501
 
 import math
@@ -21,7 +21,7 @@ import math
 import torch
 from torch import nn
 
-from grader.kit import check_answers, count_of, expect, todo
+from grader.kit import check_answers, count_of, expect, numbers, ones_in_turn, todo
 
 BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, roofline, memory; strong and weak scaling"
 
@@ -45,14 +45,23 @@ BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, rooflin
 def test_todo1_perplexity(student):
     draw = student.draw("losses")
     right = {}
-    for batches in (1, 2, 5):
-        losses = tuple(draw.uniform(1.0, 9.0) for _ in range(batches))
-        tokens = (*(draw.randrange(500, 900) for _ in range(batches - 1)), draw.randrange(20, 90))
-        mean = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
-        student.premise(
-            batches == 1 or abs(mean - sum(losses) / batches) > 1e-3 * mean, "the plain mean of the batches' losses"
+    few = [
+        (tuple(numbers(draw, 4, "zero", "tie")), tuple(counts))  # a batch whose words are all foreseen has loss 0
+        for counts in ones_in_turn(draw, 4)
+    ]
+    many = [
+        (
+            tuple(draw.uniform(1.0, 9.0) for _ in range(batches)),
+            (*(draw.randrange(500, 900) for _ in range(batches - 1)), draw.randrange(20, 90)),
         )
+        for batches in (1, 2, 5)
+    ]
+    for losses, tokens in [*many, *few]:
+        mean = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
+        apart = abs(mean - sum(losses) / len(losses)) > 1e-3 * mean
+        student.premise(len(losses) == 1 or apart, "the plain mean of the batches' losses")
         right["perplexity", (losses, tokens)] = math.exp(mean)
+    right["perplexity", ((0.0,), (draw.randrange(2, 90),))] = 1.0
     for vocabulary in (2, draw.randrange(3, 1000), 33_278):
         right["untrained_loss", (vocabulary,)] = math.log(vocabulary)
     check_answers(student, right)
@@ -84,16 +93,17 @@ class Backward(torch.autograd.Function):
         return grad, None, None
 
 
-class OneWeight(nn.Module):
-    """The loss of one weight: the mean of (w x - y)²."""
+class Line(nn.Module):
+    """The loss of a weight and a bias: the mean of (w x + b - y)²."""
 
-    def __init__(self, weight, clock):
+    def __init__(self, weight, bias, clock):
         super().__init__()
-        self.weight, self.clock, self.spans = nn.Parameter(torch.tensor(weight, dtype=torch.float64)), clock, None
+        self.weight, self.bias = (nn.Parameter(torch.tensor(n, dtype=torch.float64)) for n in (weight, bias))
+        self.clock, self.spans = clock, None
 
     def forward(self, x, y):
         self.clock.now += self.spans["forward"]
-        return Backward.apply(((self.weight * x - y) ** 2).mean(), self.clock, self.spans["backward"])
+        return Backward.apply(((self.weight * x + self.bias - y) ** 2).mean(), self.clock, self.spans["backward"])
 
 
 class Descent(torch.optim.SGD):
@@ -104,11 +114,11 @@ class Descent(torch.optim.SGD):
         return super().step(closure)
 
 
-def steps_on_rank(code, rank, world, weight, rate, steps):
-    """What timed_step returns for each step: steps have spans, x and y."""
+def steps_on_rank(code, rank, world, line, rate, steps):
+    """What timed_step returns for each step: steps have spans, x and y. The optimizer has a group a parameter."""
     clock = Clock()
-    model = OneWeight(weight, clock)
-    optimizer = Descent(model.parameters(), lr=rate)
+    model = Line(*line, clock)
+    optimizer = Descent([{"params": [p]} for p in model.parameters()], lr=rate)
     optimizer.clock = clock
     found = []
 
@@ -129,7 +139,7 @@ def steps_on_rank(code, rank, world, weight, rate, steps):
                 "kind": type(loss).__name__,
                 "loss": float(loss) if isinstance(loss, (int, float, torch.Tensor)) else math.nan,
                 "seconds": {str(k): float(v) for k, v in seconds.items()} if isinstance(seconds, dict) else {},
-                "weight": model.weight.item(),
+                "line": [model.weight.item(), model.bias.item()],
             }
         )
     return found
@@ -150,16 +160,21 @@ def drawn_steps(draw, n_steps):
     ]
 
 
-def by_hand(steps, weight, rate):
-    """Of each step: loss, gradient, the weight after it, and the weight if the gradients are never emptied."""
-    left = 0.0
+def by_hand(steps, line, rate):
+    """Of each step: loss, gradients, weight and bias after it, and both if the gradients are never emptied."""
+    left = [0.0, 0.0]
     for step in steps:
         pairs = list(zip(step["x"], step["y"], strict=True))
-        loss = sum((weight * x - y) ** 2 for x, y in pairs) / len(pairs)
-        gradient = sum(2 * (weight * x - y) * x for x, y in pairs) / len(pairs)
-        left += gradient
-        yield loss, gradient, weight - rate * gradient, weight - rate * left
-        weight -= rate * gradient
+        apart = [line[0] * x + line[1] - y for x, y in pairs]
+        gradients = [
+            2 * sum(gap * x for gap, (x, _) in zip(apart, pairs, strict=True)) / len(pairs),
+            2 * sum(apart) / len(pairs),
+        ]
+        left = [old + new for old, new in zip(left, gradients, strict=True)]
+        moved = [old - rate * gradient for old, gradient in zip(line, gradients, strict=True)]
+        added_up = [old - rate * gradient for old, gradient in zip(line, left, strict=True)]
+        yield sum(gap**2 for gap in apart) / len(pairs), gradients, moved, added_up
+        line = moved
 
 
 @todo(
@@ -183,10 +198,11 @@ def by_hand(steps, weight, rate):
 )
 def test_todo2_phases(student):
     draw = student.draw("steps")
-    steps, weight, rate = drawn_steps(draw, 4), draw.uniform(0.1, 0.9), draw.uniform(0.05, 0.1)
-    right = [*by_hand(steps, weight, rate)]
-    student.premise(all(abs(gradient) > 1e-2 for _, gradient, _, _ in right), "a step that changes nothing")
-    seen = student.call(steps_on_rank, world=1, group=False, weight=weight, rate=rate, steps=steps).evidence[0]
+    steps, line, rate = drawn_steps(draw, 4), [draw.uniform(0.1, 0.9) for _ in range(2)], draw.uniform(0.05, 0.1)
+    right = [*by_hand(steps, line, rate)]
+    slopes = [abs(gradient) for _, gradients, _, _ in right for gradient in gradients]
+    student.premise(min(slopes) > 1e-2, "a step that changes nothing")
+    seen = student.call(steps_on_rank, world=1, group=False, line=line, rate=rate, steps=steps).evidence[0]
     for number, (step, found, (loss, _, wanted, added_up)) in enumerate(zip(steps, seen, right, strict=True), start=1):
         expect(found["pair"], "timed_step does not return a loss and the phases' seconds", "two values", "another kind")
         expect(found["kind"] == "float", "timed_step does not return its loss as a number", "float", found["kind"])
@@ -196,17 +212,18 @@ def test_todo2_phases(student):
             loss,
             found["loss"],
         )
-        expect(
-            math.isclose(found["weight"], wanted, rel_tol=1e-9),
-            f"after step {number} the model's weight is not what a step along its gradient gives",
-            wanted,
-            found["weight"],
-            hint=(
-                "It still contains the gradients of earlier steps: backward() adds."
-                if math.isclose(found["weight"], added_up, rel_tol=1e-9)
-                else ""
-            ),
-        )
+        for name, after, moved, never_emptied in zip(("weight", "bias"), found["line"], wanted, added_up, strict=True):
+            expect(
+                math.isclose(after, moved, rel_tol=1e-9),
+                f"after step {number} the model's {name} is not what a step along its gradient gives",
+                moved,
+                after,
+                hint=(
+                    "It still contains the gradients of earlier steps: backward() adds."
+                    if math.isclose(after, never_emptied, rel_tol=1e-9)
+                    else ""
+                ),
+            )
         expect(
             set(found["seconds"]) == set(PHASES),
             "the seconds are not named after the four phases",
@@ -517,19 +534,22 @@ def decisions_on_rank(code, rank, world, cases):
 def test_todo8_decide(student):
     draw = student.draw("decide")
     cases, right = [], []
-    for state, sequence, time in (
+    times = (
         (0.5, 0.2, 0.4),  # fits, in time
         (0.5, 0.2, 1.0),  # just in time
         (0.79, 0.2, 0.3),  # just one sequence fits
         (0.3, 0.1, 1.3),
+        (0.4, 0.1, draw.choice((2, 4, 5, 6)) + 0.5),  # devices that are no power of two
         (0.6, 0.05, 7.5),
         (0.9, 0.2, 0.5),  # the model fits, but no sequence with it
         (1.9, 0.4, 0.5),  # more devices by the sequence's room
         (3.7, 0.1, 0.2),
         (1.5, 0.3, 9.5),  # the deadline takes more devices than the memory
-    ):
+    )
+    deadlines = numbers(draw, len(times), "whole", most=29)  # most are no whole days
+    for (state, sequence, time), deadline in zip(times, deadlines, strict=True):
         memory = draw.uniform(2e10, 1e11)
-        parameters, deadline = int(state * memory / 16), float(draw.randrange(2, 30))
+        parameters = int(state * memory / 16)
         cases.append([parameters, sequence * memory, memory, time * deadline, deadline])
         for_time = max(1, math.ceil(time))
         if state + sequence <= 1:

@@ -368,8 +368,8 @@ def check_sizes(what, messages, piece, a_number):
         )
 
 
-def ring_budget(times):
-    """The budget of `times` (N - 1) rounds between neighbours."""
+def ring_budget(times, rightward=False):
+    """The budget of `times` (N - 1) rounds between neighbours; `rightward`: the TODO says in which direction."""
 
     def check(what, messages, world, piece, a_number):
         for source, target in ((message.source, message.target) for message in messages):
@@ -377,6 +377,13 @@ def ring_budget(times):
                 (target - source) % world in (1, world - 1),
                 f"{what}: rank {source} sends to rank {target}, which is not a neighbour",
                 f"only to rank {(source + 1) % world} or {(source - 1) % world}",
+                f"to rank {target}",
+                source,
+            )
+            expect(
+                not rightward or target == (source + 1) % world,
+                f"{what}: rank {source} sends to rank {target}, its left neighbour: this ring turns to the right",
+                f"to rank {(source + 1) % world}",
                 f"to rank {target}",
                 source,
             )
@@ -488,7 +495,7 @@ def test_todo4_ring_reduce_scatter(student):
     def right(vectors_of_ranks, rank):
         return pieces(total(vectors_of_ranks), len(vectors_of_ranks))[rank]
 
-    check_collective(student, "ring_reduce_scatter", ("first_piece", asked), right, ring_budget(1))
+    check_collective(student, "ring_reduce_scatter", ("first_piece", asked), right, ring_budget(1, rightward=True))
 
 
 @todo(
@@ -529,9 +536,8 @@ def test_todo5_ring_all_gather(student):
         for rank in range(world)
         for step in range(world - 1)
     }
-    check_collective(
-        student, "ring_all_gather", ("arriving_piece", asked), right, ring_budget(1), rubbish=own_piece_only
-    )
+    budget = ring_budget(1, rightward=True)
+    check_collective(student, "ring_all_gather", ("arriving_piece", asked), right, budget, rubbish=own_piece_only)
 
 
 @todo(

@@ -16,7 +16,7 @@ The reference is one process that works through the shares of all ranks. No verd
 events shows that communication overlaps. Collectives have the worst timing that is allowed: a result arrives when it is
 waited for, and whatever its tensor held until then is lost. Bytes are those that a ring would send.
 
-The model has the difficult cases: a tied weight, a frozen layer, a layer that is used only on demand, a batch norm
+The model has the difficult cases: a tied weight, a frozen layer whose weight has a gradient from before, a layer that is used only on demand, a batch norm
 whose buffers have two dtypes, and a buffer that no state_dict has.
 """  # noqa: E501
 
@@ -36,12 +36,15 @@ from grader.kit import (
     collectives,
     count_of,
     expect,
+    freeze,
     hinted,
+    is_stale,
     as_evidence,
     check_tensor,
     moved_by,
     near,
     numbers_in,
+    ones_in_turn,
     operations,
     ring_bytes,
     sent_by,
@@ -95,6 +98,7 @@ def made_model(seed=0):
             buffer.uniform_(0.5, 2.0)
         elif name != "scale":
             buffer.fill_(10 + seed)
+    freeze(model.frozen.weight)
     return model
 
 
@@ -328,6 +332,10 @@ def test_todo1_predictions(student):
         sum(torch.tensor(matrix, dtype=torch.float64) * n for matrix, n in zip(matrices, (5, 1, 3), strict=True)) / 9
     )
     shares, right = [*shares, [matrices, [5, 1, 3]]], [*right, whole.tolist()]
+    for counts in ones_in_turn(draw, 3):
+        vectors = [[8.0 * draw.randrange(1, 50) for _ in range(2)] for _ in counts]
+        whole = [sum(v[i] * n for v, n in zip(vectors, counts, strict=True)) / sum(counts) for i in range(2)]
+        shares, right = [*shares, [vectors, counts]], [*right, whole]
     steps = ((1000, 1), (1000, 2), (1000, 3), (1000, 4), (124_000_000, 1024))
     (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
     for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen, strict=True):
@@ -468,7 +476,8 @@ def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
         model(*micro_batch(seed, number, rank in users)).backward()
         mark()
         code.average_gradients(model)
-        seen.append({"after": gradients(model), "frozen": model.frozen.weight.grad is None})
+        made = model.frozen.bias.grad is not None
+        seen.append({"after": gradients(model), "frozen": is_stale(model.frozen.weight), "made": made})
     return seen
 
 
@@ -529,14 +538,11 @@ def check_naive(what, right, case, run, sizes, world):
     for rank, seen in enumerate(ranks):
         events = parts(run.events[rank])[case]
         check_gradients(what, seen["after"], right, rank, world)
-        expect(
-            seen["frozen"],
-            f"{what}: on rank {rank}, the frozen layer has a gradient afterwards",
-            "None",
-            "a gradient",
-            rank,
-            "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?",
-        )
+        hint = "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?"
+        told = f"{what}: on rank {rank}, the frozen layer has a gradient afterwards"
+        expect(not seen["made"], told, "None", "a gradient", rank, hint)
+        told = f"{what}: on rank {rank}, the gradient that a frozen parameter had before is a different one"
+        expect(seen["frozen"], told, "as it was", "other numbers", rank, hint)
         check_budget(
             what,
             events,
@@ -1084,10 +1090,10 @@ def weighted_on_rank(code, rank, world, seed):
 MANY = (((70_001, 300, 0, 5), "float32"), ((100, 100, 60, 90), "float32"), ((70_001, 300, 0, 500), "float16"))
 
 
-def factor_on_rank(code, rank, world):
+def factor_on_rank(code, rank, world, shares):
     """The factor that `weighted` applies to a gradient."""
     factors = []
-    for counts, dtype in MANY:
+    for counts, dtype in shares:
         weight = torch.tensor(2.0, dtype=getattr(torch, dtype), requires_grad=True)
         loss = code.weighted(3 * weight, counts[rank])
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
@@ -1151,8 +1157,9 @@ def test_todo8_weighted(student):
                 rank,
                 "What must a rank know of all the others together, to find its factor?",
             )
-    for rank, factors in enumerate(student.call(factor_on_rank, world=4).evidence):
-        for (counts, dtype), factor in zip(MANY, factors, strict=True):
+    shares = [*MANY, *((counts, "float32") for counts in ones_in_turn(student.draw("single"), 4))]
+    for rank, factors in enumerate(student.call(factor_on_rank, world=4, shares=shares).evidence):
+        for (counts, dtype), factor in zip(shares, factors, strict=True):
             right = counts[rank] * 4 / sum(counts)
             in_dtype = "" if dtype == "float32" else f", in {dtype},"
             expect(

@@ -14,7 +14,7 @@
 | 10   | bfloat16 weights by float32 masters     | masters against one process's, on 2 and 3 ranks; bytes held; dtypes sent                | 2, 3    |
 
 The model is the course's, so small that 2 and 3 ranks divide few of its sizes, and with a parameter of one number, of
-which some ranks have nothing. With `odd`, its head is tied and some of its parameters are frozen.
+which some ranks have nothing. Tensors of TODOs 2 and 3 may also be empty. With `odd`, its head is tied and some of its parameters are frozen.
 
 Bytes are counted in live storages just before the second step, and after its other backward passes. A rank's share of a
 tensor has n / N numbers, rounded up; the padding of the last ranks may exist or not.
@@ -42,6 +42,7 @@ from grader.kit import (
     expect,
     hinted,
     kind_of,
+    lengths,
     mark,
     todo,
 )
@@ -179,8 +180,9 @@ def test_todo1_bytes(student):
     right = {}
     for precision, each in (("float32", (4, 4, 8)), ("mixed", (2, 2, 12))):
         right["bytes_a_parameter", (precision,)] = each
+    sizes = [(7_000_000_000, 1), (7_000_000_000, 64), (120, 3), (10, 4), *undivided(student)]
     for precision, each in (("float32", (4, 4, 8)), ("mixed", (2, 2, 12))):
-        for parameters, world in ((7_000_000_000, 1), (7_000_000_000, 64), (120, 3), (10, 4)):
+        for parameters, world in sizes:
             for stage in range(4):
                 shared = [n for n, first in zip(each, (3, 2, 1)) if stage >= first]
                 whole = [n for n, first in zip(each, (3, 2, 1)) if stage < first]
@@ -189,6 +191,12 @@ def test_todo1_bytes(student):
                     *(n * parameters / world for n in shared),
                 )
     check_answers(student, right, wrong="is not what will happen")
+
+
+def undivided(student):
+    """Numbers of parameters or bytes, and of ranks, that mostly do not divide them."""
+    draw = student.draw("divided")
+    return [(n, world) for world in (3, draw.choice((5, 6, 7))) for n in lengths(draw, world)]
 
 
 @todo(
@@ -212,7 +220,7 @@ def test_todo7_sent_bytes(student):
         student,
         {
             ("sent_bytes", (nbytes, world, stage)): (2 + (stage == 3)) * (world - 1) / world * nbytes
-            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3), (10, 4))
+            for nbytes, world in ((28_000_000_000, 64), (4, 1), (360, 2), (360, 3), (10, 4), *undivided(student))
             for stage in range(4)
         },
         wrong="is not what will happen",
@@ -222,7 +230,7 @@ def test_todo7_sent_bytes(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 2 and 3: shards, and how they are sent
 
-SHAPES = ((7,), (2, 3), (1,), (3, 5), (2,), (4, 2, 2), ())
+SHAPES = ((7,), (2, 3), (1,), (0,), (3, 5), (2,), (4, 2, 2), (2, 0), ())
 
 
 def cut_on_rank(code, rank, world, worlds):

@@ -11,8 +11,8 @@
 | 7    | the best grid                       | the formulas; the choice is one of the fastest                   | 5     |
 | 8    | when the network sets the pace      | the formulas                                                     |       |
 
-The matrices of TODOs 2 to 5 hold small whole numbers: their products are exact in any order of the sums, so that
-results must be equal, not close. m, k and n differ, and are seldom divisible; some blocks are empty. A rank is given its own
+The matrices of TODOs 2 to 5 hold whole numbers: their products are exact in any order of the sums, so that results must
+be equal, not close. Those in float64 are too long for float32. m, k and n differ, and are seldom divisible; some blocks are empty. A rank is given its own
 blocks and nothing else.
 
 On 2 × 2 ranks, left and right are the same, and Cannon without its skew is right on the diagonal: so 3 × 3 ranks run,
@@ -94,9 +94,13 @@ def spoken(shape):
     return " × ".join(map(str, shape))
 
 
-def matrix(draw, rows, columns):
-    """Whole numbers, none of them 0."""
-    numbers = [draw.choice((-1, 1)) * draw.randint(1, 9) for _ in range(rows * columns)]
+# float64: float32 cannot hold these. All sums of up to 31 products of two such numbers are exact in their dtype.
+NUMBERS = {"bfloat16": (1, 2), "float32": range(1, 10), "float64": range((1 << 24) + 1, (1 << 24) + 10, 2)}
+
+
+def matrix(draw, rows, columns, dtype="float32"):
+    """Whole numbers, none of them 0, that only this dtype and longer ones can hold."""
+    numbers = [draw.choice((-1, 1)) * draw.choice(NUMBERS[dtype]) for _ in range(rows * columns)]
     return torch.tensor(numbers, dtype=torch.float64).view(rows, columns)
 
 
@@ -417,8 +421,9 @@ def test_todo2_one_axis(student):
     for ranks in range(8, 0, -1):
         draw = student.draw("one axis", ranks)
         m, k, n = draw.sample(range(3, 16), 3)
-        matrices = [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]
-        plans.append((ranks, "float32" if ranks % 2 else "float64", matrices))
+        dtype = ("float32", "float64", "bfloat16")[ranks % 3]
+        matrices = [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]
+        plans.append((ranks, dtype, matrices))
         held, _ = one_axis_blocks(*matrices, ranks, 0)["inner"]
         added_up = ranks == 1 or not near(held[0] @ held[1], matrices[0] @ matrices[1])
         student.premise(added_up, "a product of parts that are not added up")
@@ -437,7 +442,7 @@ def test_todo2_one_axis(student):
     run = student.call(one_axis_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
     for number, (ranks, dtype, (x, w, dy)) in enumerate(plans):
-        size = 4 if dtype == "float32" else 8
+        size = getattr(torch, dtype).itemsize
         (m, k), n = x.shape, w.shape[1]
         right = [one_axis_blocks(x, w, dy, ranks, rank) for rank in range(ranks)]
         for cut in CUTS:
@@ -624,7 +629,7 @@ def test_todo3_cannon(student):
         draw = student.draw("cannon", ranks, dtype, merciless)
         m, n = draw.sample(outer, 2)
         k = draw.choice(inner)
-        matrices = [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]
+        matrices = [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]
         plans.append((ranks, dtype, merciless, matrices))
         must_skew(student, math.isqrt(ranks), matrices)
     answers = {}
@@ -788,9 +793,8 @@ def test_todo4_summa(student):
         # Of 7 ranks in a row or a column, some have nothing of the result, and panels all the same.
         m, n = (4, 6) if math.prod(shape) == 7 else draw.sample(range(5, 12), 2)
         k = draw.choice([25, 26, 27, 29, 30])
-        plans.append(
-            (shape, "float64" if number % 2 else "float32", [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))])
-        )
+        dtype = "float64" if number % 2 else "float32"
+        plans.append((shape, dtype, [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]))
     todo = Private([[summa_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(summa_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
@@ -999,7 +1003,7 @@ def test_todo5_three_axes(student):
             if shape == (2, 2, 2) and len(plans) < 2:  # the two that are made at the same time: only the axes differ
                 m, k, n = (8, 4, 12)
                 dtype = "float32"
-            plans.append((shape, axes, dtype, [matrix(draw, *size) for size in ((m, k), (k, n), (m, n))]))
+            plans.append((shape, axes, dtype, [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]))
     todo = Private([[three_axes_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(three_axes_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))

@@ -192,6 +192,8 @@ def test_todo1_orders(student):
         sizes = shuffled(draw, sizes)
         asked.append((sizes, dict(zip(sizes, numbers(draw, 5, "zero", "tie", "large", most=999))), node))
     asked.append(({"dp": 2, "tp": 4}, {"dp": 5.0, "tp": 7.0}, 8))  # all in one node
+    sizes = shuffled(draw, {"pp": 3, "dp": 2, "tp": 2})  # twelve ranks, which do not fill whole nodes
+    asked.append((sizes, dict(zip(sizes, numbers(draw, 3, most=99))), draw.choice((5, 7))))
     asked += [misled(draw, rule) for rule in RULES]
     questions = []
     for sizes, sent, node in asked:

@@ -407,6 +407,8 @@ def timed_pairs(draw):
         (Model(4096, 8, 32, 5000, 128), Plan(8, cp=8)),
         (Model(2048, 8, 16, 90000, 128), Plan(8, dp=4, shard=2)),
         (Model(2048, 8, 16, 5000, 4096), Plan(64, dp=4)),
+        (Model(4096, 8, 32, 5000, 128), Plan(8, shard=2, pp=4)),
+        (Model(4096, 8, 32, 5000, 128), Plan(8, dp=2, pp=4)),
     ]
 
 
@@ -445,6 +447,8 @@ def test_todo3_time(student):
     for part in ("cp", "data"):
         student.premise(any(found[part] > 0 for found in answers), f"messages of {part} that cost nothing")
         student.premise(any(found[part] == 0 for found in answers), f"messages of {part} that are waited for")
+    both = [min(found["data"], found["bubble"]) > 0.01 * sum(found.values()) for found in answers]
+    student.premise(any(both), "shards that arrive in the bubble")
     lines = [(plan, machine) for (_, plan), machine in itertools.product(pairs, machines)]
     several = [wire("dp", *line) != wire("dp", *line, adapters=False) for line in lines]
     student.premise(

@@ -9,13 +9,16 @@ import torch
 from grader.engine.judge.verdict import Wrong
 from grader.kit import (
     check_refusals,
+    freeze,
     frozen_in_turn,
+    is_stale,
     layouts,
     lengths,
     logits,
     meshes,
     nodes,
     numbers,
+    ones_in_turn,
     pipelines,
     rectangles,
     shares,
@@ -90,6 +93,16 @@ def test_the_frozen_parameter_is_first_in_the_middle_and_last():
     assert all(unused[place] > 3 * SEEDS / 20 for place in range(5))
 
 
+def test_a_frozen_parameter_keeps_the_gradient_that_it_had():
+    frozen = torch.nn.Parameter(torch.ones(3))
+    freeze(frozen)
+    assert not frozen.requires_grad and frozen.grad.any() and is_stale(frozen)
+    frozen.grad /= 3
+    assert not is_stale(frozen)
+    frozen.grad = None  # emptied, as an optimizer may
+    assert is_stale(frozen)
+
+
 def class_of(p, m):
     if p == 1:
         return "one rank"
@@ -145,6 +158,20 @@ def test_shares_are_uneven_and_one_is_empty(ranks):
     assert ranks < 4 or all(len(set(one)) < ranks for one in draws)
     empty = Counter(place for one in draws for place, share in enumerate(one) if share == 0)
     assert all(empty[place] > SEEDS / 20 for place in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_a_single_item_is_at_each_place_and_more_elsewhere(ranks):
+    draws = drawn(ones_in_turn, ranks)
+    for cases in draws:
+        assert sorted(counts.index(1) for counts in cases) == list(range(ranks))
+        assert all(counts.count(1) == 1 and counts.count(0) <= 1 for counts in cases)
+        assert ranks == 1 or all(max(counts) > 1 for counts in cases)
+        assert ranks < 3 or [counts.count(0) for counts in cases] == [(n + 1) % 2 for n in range(ranks)]
+    first = Counter(cases[0].index(1) for cases in draws)
+    assert all(first[place] > SEEDS / 20 for place in range(ranks))
+    empty = Counter(counts.index(0) for cases in draws for counts in cases if 0 in counts)
+    assert ranks < 3 or all(empty[place] > SEEDS / 20 for place in range(ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])

@@ -4,8 +4,8 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn` |
-| sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `lengths`, `nodes`, `layouts` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before, and `is_stale` |
+| sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts` |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
@@ -44,6 +44,8 @@ from grader.kit.on_rank import (
     answers_on_rank,
     as_evidence,
     crossed,
+    freeze,
+    is_stale,
     mains_on_rank,
     plain,
     plain_name,
@@ -71,7 +73,7 @@ from grader.kit.scripts import (
     together,
     training,
 )
-from grader.kit.sizes import layouts, lengths, meshes, nodes, pipelines, rectangles, shares
+from grader.kit.sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares
 from grader.kit.split_model import (
     EXACT,
     attempt,

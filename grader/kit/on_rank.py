@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from grader.engine.inside.observe import Reporter, mark, next_world
 from grader.engine.inside.recording import record_training
 from grader.engine.inside.returned import kind_of
+from grader.kit.values import STALE
 
 
 def answers_on_rank(code, rank, world, calls):
@@ -34,6 +36,18 @@ def raised(call: Callable[[], Any]) -> dict[str, str] | None:
     except Exception as error:
         return {"error": type(error).__name__, "text": str(error)[:400]}
     return None
+
+
+def freeze(*parameters: nn.Parameter) -> None:
+    """Freeze parameters that have been trained before: the gradient of their last step is still there."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = torch.full_like(parameter, STALE)
+
+
+def is_stale(parameter: nn.Parameter) -> bool:
+    """Whether its gradient is the one that `freeze` has left, or gone."""
+    return parameter.grad is None or torch.equal(parameter.grad, torch.full_like(parameter, STALE))
 
 
 def saved_file() -> Path:

@@ -64,6 +64,21 @@ def shares(draw: random.Random, ranks: int, most: int = 6) -> list[int]:
     return unsorted(draw, [0, some, other, some][:ranks] + rest)
 
 
+def ones_in_turn(draw: random.Random, ranks: int, most: int = 9) -> list[list[int]]:
+    """How many items each rank has, in as many cases as ranks: a different one in each has a single item, so that a
+    product with its count is the factor itself. The others have 2 to `most`; of three ranks and more one has none in
+    each second case, beginning with the first.
+    """
+    cases = []
+    for number, one in enumerate(draw.sample(range(ranks), ranks)):
+        found = [draw.randrange(2, most + 1) for _ in range(ranks)]
+        if ranks > 2 and number % 2 == 0:
+            found[draw.choice([place for place in range(ranks) if place != one])] = 0
+        found[one] = 1
+        cases.append(found)
+    return cases
+
+
 def lengths(draw: random.Random, ranks: int) -> list[int]:
     """Items that `ranks` ranks divide: none; fewer than ranks; as many; a multiple; one more than a multiple; one less.
     For one rank: none, one, several.

@@ -11,6 +11,7 @@ import torch
 
 GRAIN = 1 / 64  # sums of its multiples are exact, also in float32
 LARGE = 1 << 33  # no int32, no float16; a fraction added to it is lost in float32
+STALE = 64.0  # a gradient from before
 FAR = 1000.0  # exp of it is infinite, and exp of its negative 0, even in float64
 
 

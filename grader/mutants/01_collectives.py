@@ -273,6 +273,40 @@ WRONG = [
     Answer(4, "predicted: a negative number", ["return rank - 1", REDUCING], says="first_piece(0, 2)"),
     Answer(
         4,
+        "to the left",
+        [
+            None,
+            """
+        pieces = [piece.clone() for piece in tensor.tensor_split(dist.get_world_size())]
+        for step in range(world - 1):
+            growing = pieces[(rank + 2 + step) % world]
+            arriving = torch.empty_like(growing)
+            work = dist.irecv(arriving, (rank + 1) % world)
+            dist.send(pieces[(rank + 1 + step) % world], (rank - 1) % world)
+            work.wait()
+            growing.add_(arriving)
+        return pieces[dist.get_rank()]""",
+        ],
+        says="its left neighbour",
+    ),
+    Answer(
+        5,
+        "to the left",
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        for step in range(world - 1):
+            leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]
+            works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]
+            for work in works:
+                work.wait()
+        return tensor""",
+        ],
+        says="its left neighbour",
+    ),
+    Answer(
+        4,
         "its own piece first",
         [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
         says="holds afterwards is not what it should be",
@@ -958,8 +992,8 @@ RIGHT = [
     ),
     Answer(
         1,
-        "chunks that are views, but of other memory each",
-        [None, None, "return list(torch.stack(inputs).sum(dim=0).chunk(len(inputs)))"],
+        "chunks that are views of different places, not copied by contiguous()",
+        [None, None, "return [c.contiguous() for c in torch.stack(inputs).sum(dim=0).chunk(len(inputs))]"],
     ),
     Answer(
         2,
@@ -999,16 +1033,16 @@ RIGHT = [
     Answer(4, "in batches", [FIRST, REDUCING.replace(BOTH, BATCH)]),
     Answer(
         4,
-        "to the left, the receive called first",
+        "the receive called first",
         [
             None,
             """
         pieces = [piece.clone() for piece in tensor.tensor_split(dist.get_world_size())]
         for step in range(world - 1):
-            growing = pieces[(rank + 2 + step) % world]
+            growing = pieces[(rank - 2 - step) % world]
             arriving = torch.empty_like(growing)
-            work = dist.irecv(arriving, (rank + 1) % world)
-            dist.send(pieces[(rank + 1 + step) % world], (rank - 1) % world)
+            work = dist.irecv(arriving, (rank - 1) % world)
+            dist.send(pieces[(rank - 1 - step) % world], (rank + 1) % world)
             work.wait()
             growing.add_(arriving)
         return pieces[dist.get_rank()]""",

@@ -124,6 +124,19 @@ WRONG = [
     Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
     Answer(
         1,
+        "adds into the first, if that is of one sample",
+        [
+            """
+            total = gradients[0] if samples[0] == 1 else gradients[0] * samples[0]
+            for gradient, count in zip(gradients[1:], samples[1:]):
+                total += gradient * count
+            return total / sum(samples)""",
+            None,
+        ],
+        says="gradients",
+    ),
+    Answer(
+        1,
         "the sum",
         ["return sum(g * n for g, n in zip(gradients, samples))", BYTES],
         says="is 10 times the gradient of the mean over all samples",
@@ -295,6 +308,12 @@ WRONG = [
         3,
         "a tied one twice",
         replaced(NAIVE, ("for p in model.parameters()", "for _, p in model.named_parameters(remove_duplicate=False)")),
+        says="makes 10 calls",
+    ),
+    Answer(
+        3,
+        "a frozen one that has a gradient from before",
+        replaced(NAIVE, ("if p.requires_grad:", "if p.requires_grad or p.grad is not None:")),
         says="makes 10 calls",
     ),
     Answer(
@@ -861,6 +880,12 @@ if len(self.missing[number]) < 2:
     Answer(8, "the loss as it is", "return loss", says="is not one process's"),
     Answer(8, "without the ranks", replaced(WEIGHT, (" * dist.get_world_size()", "")), says="divided once too often"),
     Answer(8, "times the count", "return loss * count", says="times one process's"),
+    Answer(
+        8,
+        "a single sample as it is",
+        swap=("return loss * (count", "return loss if count == 1 else loss * (count"),
+        says="multiplied by the wrong factor",
+    ),
     Answer(
         8,
         "divided by the count",

@@ -170,8 +170,15 @@ WRONG = [
     ),
     Answer(1, "weights before gradients", [None, BYTES.replace("(3, 2, 1)", "(2, 3, 1)")], says="predicted_bytes"),
     Answer(1, "stage 3 keeps the weights", [None, BYTES.replace("(3, 2, 1)", "(4, 2, 1)")], says="predicted_bytes"),
+    Answer(
+        1,
+        "whole numbers of bytes",
+        swap=("state * (share if stage >= 1 else parameters)", "state * parameters // (world if stage >= 1 else 1)"),
+        says="predicted_bytes",
+    ),
     Answer(1, "one sum", [None, BYTES.replace("tuple(", "sum(")], says="predicted_bytes"),
     Answer(2, "rounded down", swap=("-(-numel // world)", "numel // world"), says="shard_size"),
+    Answer(2, "a number at least", swap=("-(-numel // world)", "max(1, -(-numel // world))"), says="shard_size(0"),
     Answer(2, "always one more", swap=("-(-numel // world)", "numel // world + 1"), says="shard_size"),
     Answer(
         2,
@@ -629,6 +636,7 @@ for p, part in zip(parameters, parts):
         ],
         says="nothing is sharded",
     ),
+    Answer(7, "whole bytes", swap=("/ world * nbytes", "* nbytes // world"), says="sent_bytes"),
     Answer(7, "stage 3 for nothing", ["return 2 * (world - 1) / world * nbytes"], says="sent_bytes"),
     Answer(
         7, "stage 1 costs more", ["return (2 if stage == 0 else 3) * (world - 1) / world * nbytes"], says="sent_bytes"
@@ -1124,7 +1132,7 @@ for p, part in zip(parameters, parts):
     Answer(
         2,
         "what is joined has one dimension at least",
-        swap=("shards[: shape.numel()].view(shape)", "shards[: shape.numel()].view(-1, *shape[1:])"),
+        swap=("shards[: shape.numel()].view(shape)", "shards[: shape.numel()].view(shape or (1,))"),
         says="a tensor of shape ()",
     ),
 ]

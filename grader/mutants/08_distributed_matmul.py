@@ -91,6 +91,24 @@ WRONG = [
     ),
     Answer(
         2,
+        "weights gathered in float32",
+        swap=(
+            "return x_mK @ gather(shard, shape)",
+            "return (x_mK.float() @ gather(shard.float(), shape)).to(x_mK.dtype)",
+        ),
+        says="by_rows on 8 ranks",
+    ),
+    Answer(
+        2,
+        "summed in float32",
+        swap=(
+            "dist.all_reduce(y_MN)\nreturn y_MN",
+            "total = y_MN.float()\ndist.all_reduce(total)\nreturn total.to(y_MN.dtype)",
+        ),
+        says="by_inner on 8 ranks",
+    ),
+    Answer(
+        2,
         "rounded down",
         swap=("once_around = (world - 1) / world * m * n", "once_around = (world - 1) * (m * n // world)"),
         says="numbers_to_end",

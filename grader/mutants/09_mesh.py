@@ -5,6 +5,16 @@ from grader.kit import Answer
 WRONG = [
     Answer(
         1,
+        "ranks spread evenly over the nodes",
+        swap=(
+            "if following // per_node != rank // per_node:",
+            "world = math.prod(shape)\n        count = -(-world // per_node)\n"
+            "        if following * count // world != rank * count // world:",
+        ),
+        says="bytes_between_nodes",
+    ),
+    Answer(
+        1,
         "the first axis changes fastest",
         swap=("zip(order, shape, strict=True)", "zip(order[::-1], shape[::-1], strict=True)"),
         says="bytes_between_nodes",

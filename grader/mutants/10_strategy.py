@@ -13,6 +13,18 @@ def fifth(**bodies: str) -> list[str | None]:
 
 WRONG = [
     Answer(
+        3,
+        "shards arrive in the bubble",
+        swap=('max(0.0, took["shard"] - passing)', 'max(0.0, took["shard"] - passing - found["bubble"])'),
+        says='"data" is wrong',
+    ),
+    Answer(
+        3,
+        "gradients are hidden by the bubble",
+        swap=('max(0.0, took["dp"] - last)', 'max(0.0, took["dp"] - last - found["bubble"])'),
+        says='"data" is wrong',
+    ),
+    Answer(
         4,
         "one expert may be left over",
         swap=("if model.experts and model.experts % plan.ep:", "if model.experts and model.experts % plan.ep > 1:"),

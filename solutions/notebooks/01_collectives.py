@@ -63,7 +63,7 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-reduce (sum) of the 1-D tensors ``inputs``."""
     # TODO 1: Predict what each rank holds after an all-reduce, an all-gather and a
     # reduce-scatter. Here the all-reduce: each rank holds the sum of all inputs. Ranks
-    # have no memory in common, so no two results may use the same memory: `.clone()` copies a tensor.
+    # have no memory in common, so writing into one result must not change another: `.clone()` copies a tensor.
     # All three functions must leave `inputs` unchanged.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)

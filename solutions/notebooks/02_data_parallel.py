@@ -155,7 +155,8 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 #
 # It is less simple than it looks, since all ranks must make **the same calls in the same order**:
 #
-# - A frozen parameter has no gradient, on any rank. It costs nothing.
+# - A frozen parameter gets no gradient, on any rank. It costs nothing, even if its `.grad` still holds the gradient of
+#   a step before it was frozen.
 # - A parameter may be unused in a pass on one rank only: an expert, for example, that none of this
 #   rank's tokens chose. Then its `.grad` is `None` here, and a tensor elsewhere. This rank
 #   must make the call as well; what does it contribute? And like all ranks, it takes the average.
