@@ -539,14 +539,14 @@ def test_todo8_decide(student):
         (0.5, 0.2, 1.0),  # just in time
         (0.79, 0.2, 0.3),  # just one sequence fits
         (0.3, 0.1, 1.3),
-        (0.4, 0.1, draw.choice((2, 4, 5, 6)) + 0.5),  # devices that are no power of two
+        (0.4, 0.1, draw.choice((2, 4, 5, 6)) + 0.5),  # not a power of two of devices
         (0.6, 0.05, 7.5),
         (0.9, 0.2, 0.5),  # the model fits, but no sequence with it
         (1.9, 0.4, 0.5),  # more devices by the sequence's room
         (3.7, 0.1, 0.2),
         (1.5, 0.3, 9.5),  # the deadline takes more devices than the memory
     )
-    deadlines = numbers(draw, len(times), "whole", most=29)  # most are no whole days
+    deadlines = numbers(draw, len(times), "whole", most=29)  # most are not whole days
     for (state, sequence, time), deadline in zip(times, deadlines, strict=True):
         memory = draw.uniform(2e10, 1e11)
         parameters = int(state * memory / 16)

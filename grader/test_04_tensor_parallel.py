@@ -697,7 +697,7 @@ HINTS = {
     ("backward", "embedding"): SEEN_ALIKE,
     "shape": "Write down the shape after each step of the forward pass. Which dimension has only this rank's part?",
     "marked": (
-        "One helper makes a parameter from this rank's part, another one from the whole. Which one does this need?"
+        "One helper makes a parameter from this rank's part, the other from the whole. Which one is needed here?"
     ),
     "too much": (
         "Each parameter should be a part, in memory of its own. Which one is whole, or what refers to the whole layer?"

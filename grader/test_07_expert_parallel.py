@@ -1633,7 +1633,7 @@ def check_loss(told_size, ranks, number, due):
     )[max(number - STEPS + 1, 0)]
     hint = (
         "",
-        "Here there are more tokens than in a step. Which ones does the limit follow from: those of this call?",
+        "Here there are more tokens than in a step. Which number of tokens sets the limit?",
         "A factor of 0.0 is a factor. How does the layer tell that there is none?",
     )[max(number - STEPS + 1, 0)]
     told = f"{told_size}: {which} is not one process's"

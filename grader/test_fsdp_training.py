@@ -1058,7 +1058,7 @@ def test_todo8_recompute(student):
         "with --recompute the names in the state dict change, so no checkpoint fits",
         "the same names",
         "different names",
-        hint="A module inside another one gets a longer name. Which wrapper, imported above, hides that?",
+        hint="A wrapped module gets a longer name. Which wrapper, imported above, hides that?",
     )
 
 
@@ -1369,7 +1369,7 @@ def test_todo11_load_sharded(student):
                 f"{told} {what} {name} is not what was saved",
                 "what was saved",
                 "others",
-                hint="A load fills the dictionary that it is given. Do model and optimizer then get all that is in it?",
+                hint="A load fills the dictionary that it is given. Does everything in it then reach the model and the optimizer?",
             )
         for rank, mine in enumerate(seen):
             expect(
@@ -1395,7 +1395,7 @@ RUNS = [
 
 
 @hinted(
-    "What does a run need in order to go on as if it had never stopped? Compare its first step after the stop"
+    "What does a run need in order to continue as if it had never stopped? Compare its first step after the stop"
     " with that step of the run without one."
 )
 def check_going_on(student):

@@ -291,7 +291,7 @@ def test_todo2_optimizer(student):
             f"{told}, the optimizer has {seen['moved']} of the {len(wanted)} parameters",
             len(wanted),
             seen["moved"],
-            hint="Whose parameters does it get: the whole module's, or those of a part of it?",
+            hint="Which parameters does it get: the whole module's, or only a part's?",
         )
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(

@@ -516,7 +516,7 @@ def check_draws(told, rank, mine, drawn):
             "its own numbers",
             mine["drawn"],
             rank,
-            "The checkpoint has no random state of this rank. Which one is it to go on with?",
+            "The checkpoint has no random state of this rank. With which one should it continue?",
         )
         return
     others = [k for k in range(2) if k != rank and torch.equal(mine["drawn"], drawn[k])]
