@@ -1369,7 +1369,7 @@ def test_todo11_load_sharded(student):
                 f"{told} {what} {name} is not what was saved",
                 "what was saved",
                 "others",
-                hint="A load fills the dictionary that it is given. Does everything in it then reach the model and the optimizer?",
+                hint="A load fills the dictionary that it is given. Does all of it then reach model and optimizer?",
             )
         for rank, mine in enumerate(seen):
             expect(
