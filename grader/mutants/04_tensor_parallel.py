@@ -1182,6 +1182,19 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         ),
         says="has dtype float64",
     ),
+    Answer(
+        3,
+        "the row layer's bias is the whole layer's own",
+        swap=("self.bias = None if whole.bias is None else replicated(whole.bias)", "self.bias = whole.bias"),
+        says="lies in the memory of the whole layer",
+    ),
+    Answer(
+        9,
+        "what is trainable has a gradient",
+        swap=("parameter.grad is not None", "parameter.requires_grad"),
+        says="rank 0 stopped with TypeError",
+    ),
+    Answer(12, "x is written in place", swap=("return x * kept / (1 - p)", "x.data *= kept\nreturn x / (1 - p)")),
 ]
 
 RIGHT = [
