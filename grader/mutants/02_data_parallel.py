@@ -1324,6 +1324,15 @@ if len(self.missing[number]) < 2:
         ),
         says="sends more than one number",
     ),
+    Answer(
+        6,
+        "a copy of each gradient is kept for ever",
+        swap=(
+            "self.filled.add(parameter)",
+            "self.filled.add(parameter)\nself.kept = [*getattr(self, 'kept', []), piece.clone()]",
+        ),
+        says="bytes more than after the third",
+    ),
 ]
 
 RIGHT = [
