@@ -1740,6 +1740,23 @@ def whole_norm(chosen, seeds, common, dtype):
     return math.sqrt(squares)
 
 
+def counted(norm, chosen, seeds, common, dtype):
+    """What a wrong norm counts too often or not at all; "" if no single one of these mistakes gives it."""
+    shards, copies = (
+        whole_norm([n for n in chosen if (n in (*SHARDS, ZERO)) == cut], seeds, common, dtype) ** 2
+        for cut in (True, False)
+    )
+    named = {
+        ": each copy is counted once on every rank": math.sqrt(shards + len(seeds) * copies),
+        ": copies are left out": math.sqrt(shards),
+        ": shards are left out": math.sqrt(copies),
+        ": that is its square": shards + copies,
+        ": two norms are added, not their squares": math.sqrt(shards) + math.sqrt(copies),
+    }
+    found = [words for words, wrong in named.items() if math.isclose(norm, wrong, rel_tol=REL)]
+    return found[0] if len(found) == 1 else ""
+
+
 @todo(
     11,
     minutes=15,
@@ -1790,7 +1807,7 @@ def test_todo11_norm(student):
                 )
                 expect(
                     math.isclose(mine["norm"].item(), right, rel_tol=REL, abs_tol=1e-9),
-                    f"{told} is wrong on rank {rank}",
+                    f"{told} is wrong on rank {rank}{counted(mine['norm'].item(), chosen, seeds, common, dtype)}",
                     right,
                     mine["norm"].item(),
                     rank,
