@@ -776,6 +776,7 @@ def test_todo5_buckets(student):
 # For each step of one reducer its passes, [number, who uses the extra layer]; all but the last without sync.
 STEPS = (
     ("Bucketed", [[0, [0, 1, 2]]]),
+    ("Bucketed in its second step, which is like the first", [[11, [0, 1, 2]]]),
     ("Bucketed where rank 1 does not use a layer", [[1, [0, 2]]]),
     ("Bucketed with a pass without sync, after a step in which a layer went unused", [[2, [0, 1, 2]], [3, [0, 1, 2]]]),
     (
@@ -907,11 +908,14 @@ def check_bucketed(what, right, case, run, world, cap, passes):
                 "sync says whether this pass is the step's last one. Which part of a hook's work is for the last one"
                 " alone?",
             )
-        with hinted(bucketed_hint(passes, all_users)):
+        with hinted(AGAIN if case == 1 and all_users else bucketed_hint(passes, all_users)):
             check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
         if all_users:
             check_begun_early(what, last, rank, buckets)
+
+
+AGAIN = "The first step is right. What does a pass count or collect, and who sets it back for the next one?"
 
 
 def bucketed_hint(passes, all_users):

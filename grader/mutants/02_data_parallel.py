@@ -652,7 +652,9 @@ def begin(p):
         "counts are not reset",
         [INIT, TAKE, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))],
     ),
-    Answer(6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))]),
+    Answer(
+        6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))], says="in its second step"
+    ),
     Answer(
         6,
         "not divided",
