@@ -21,6 +21,7 @@ whose buffers have two dtypes, and a buffer that no state_dict has.
 """  # noqa: E501
 
 import math
+import time
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,7 @@ from grader.kit import (
     place,
     todo,
 )
+from utils.memory import Storages
 
 BUILDS = "DDP by hand: averaged gradients, overlapped by hooks, in buckets; accumulation; unequal shares"
 
@@ -780,6 +782,7 @@ def test_todo5_buckets(student):
 # For each step of one reducer its passes, [number, who uses the extra layer]; all but the last without sync.
 STEPS = (
     ("Bucketed", [[0, [0, 1, 2]]]),
+    ("Bucketed in its second step, which is like the first", [[11, [0, 1, 2]]]),
     ("Bucketed where rank 1 does not use a layer", [[1, [0, 2]]]),
     ("Bucketed with a pass without sync, after a step in which a layer went unused", [[2, [0, 1, 2]], [3, [0, 1, 2]]]),
     (
@@ -816,7 +819,27 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
         one(*micro_batch(own_seed, 0)).backward()
     for one in reducers:
         one.finish()
-    return [*seen, *({name: grad.clone() for name, grad in gradients(one).items()} for one, _ in pairs)]
+    seen += [{name: grad.clone() for name, grad in gradients(one).items()} for one, _ in pairs]
+    mark()
+    return [*seen, held_after_steps(model, reducer, micro_batch(seed, 0))]
+
+
+def held_after_steps(model, reducer, batch):
+    """Bytes that are alive after each of some equal steps: those of the model, and of what these steps have made."""
+    reducer.sync, held = True, []
+    with Storages(model.parameters()) as storages:
+        for _ in range(4):
+            model.zero_grad()
+            backward(model(*batch))
+            reducer.finish()
+            alive = sum(storages.bytes_alive().values())
+            for _ in range(100):  # gloo's own thread lets go of a tensor a moment after its message is over
+                if alive <= (held or [alive])[-1]:
+                    break
+                time.sleep(0.001)
+                alive = sum(storages.bytes_alive().values())
+            held.append(alive)
+    return held
 
 
 @todo(
@@ -859,6 +882,17 @@ def test_todo6_bucketed(student):
             for rank, seen in enumerate(run.evidence):
                 with hinted("Two reducers are at work. What do both of them use that each must have for itself?"):
                     check_gradients(what, seen[len(steps) + case], right, rank, world)
+        for rank, seen in enumerate(run.evidence):
+            *_, before, after = seen[-1]
+            expect(
+                after <= before,
+                f"Bucketed: after the fourth of four equal steps rank {rank} holds {after - before:,} bytes more than"
+                " after the third",
+                f"{before:,} bytes",
+                f"{after:,} bytes",
+                rank,
+                "What does a pass put into a list, or into an attribute, that finish does not take out again?",
+            )
 
 
 def check_bucketed(what, right, case, run, world, cap, passes):
@@ -880,11 +914,14 @@ def check_bucketed(what, right, case, run, world, cap, passes):
                 "sync says whether this pass is the step's last one. Which part of a hook's work is for the last one"
                 " alone?",
             )
-        with hinted(bucketed_hint(passes, all_users)):
+        with hinted(AGAIN if case == 1 and all_users else bucketed_hint(passes, all_users)):
             check_gradients(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
         if all_users:
             check_begun_early(what, last, rank, buckets)
+
+
+AGAIN = "The first step is right. What does a pass count or collect, and who sets it back for the next one?"
 
 
 def bucketed_hint(passes, all_users):

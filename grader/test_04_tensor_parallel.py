@@ -625,9 +625,11 @@ def layer_on_rank(code, rank, world, own, kind, seed, **sizes):
     mark()
     with Storages(whole.parameters()) as storages:
         layer = getattr(code, LAYER[kind][0])(whole, rank, world)
-        del whole
+        places = {p.untyped_storage().data_ptr() for p in whole.parameters()}
+        common = [name for name, p in layer.named_parameters() if p.untyped_storage().data_ptr() in places]
+        del whole, places
         gc.collect()
-        seen = {"held": sum(storages.bytes_alive().values())}
+        seen = {"held": sum(storages.bytes_alive().values()), "common": common}
     seen |= {kind: {} for kind in ("weights", "sharded", "gradients", "trained")}
     for name, p in layer.named_parameters():
         seen["weights"][name], seen["sharded"][name], seen["trained"][name] = (
@@ -702,6 +704,7 @@ HINTS = {
     "too much": (
         "Each parameter should be a part, in memory of its own. Which one is whole, or what refers to the whole layer?"
     ),
+    "own": "A copy, too, is a parameter of this layer alone. Which of the two helpers makes one?",
     "too little": "Which parameter of the whole layer is missing on this rank, or shorter than its part?",
     "largest": (
         "Which tensor on the way is larger than this rank's part, and why is it whole? After the right first layer, no"
@@ -835,6 +838,15 @@ def check_made(told, kind, world, rank, mine, weights):
         f"{held:,} bytes",
         rank,
         HINTS["too little"],
+    )
+    expect(
+        not mine["common"],
+        f"{told}: {', '.join(mine['common'])} of rank {rank} lies in the memory of the whole layer: steps change that,"
+        " too",
+        "a parameter of its own",
+        "the whole layer's",
+        rank,
+        HINTS["own"],
     )
 
 
@@ -1728,6 +1740,23 @@ def whole_norm(chosen, seeds, common, dtype):
     return math.sqrt(squares)
 
 
+def counted(norm, chosen, seeds, common, dtype):
+    """What a wrong norm counts too often or not at all; "" if no single one of these mistakes gives it."""
+    shards, copies = (
+        whole_norm([n for n in chosen if (n in (*SHARDS, ZERO)) == cut], seeds, common, dtype) ** 2
+        for cut in (True, False)
+    )
+    named = {
+        ": each copy is counted once on every rank": math.sqrt(shards + len(seeds) * copies),
+        ": copies are left out": math.sqrt(shards),
+        ": shards are left out": math.sqrt(copies),
+        ": that is its square": shards + copies,
+        ": two norms are added, not their squares": math.sqrt(shards) + math.sqrt(copies),
+    }
+    found = [words for words, wrong in named.items() if math.isclose(norm, wrong, rel_tol=REL)]
+    return found[0] if len(found) == 1 else ""
+
+
 @todo(
     11,
     minutes=15,
@@ -1778,7 +1807,7 @@ def test_todo11_norm(student):
                 )
                 expect(
                     math.isclose(mine["norm"].item(), right, rel_tol=REL, abs_tol=1e-9),
-                    f"{told} is wrong on rank {rank}",
+                    f"{told} is wrong on rank {rank}{counted(mine['norm'].item(), chosen, seeds, common, dtype)}",
                     right,
                     mine["norm"].item(),
                     rank,

@@ -383,7 +383,7 @@ MERGED = "Two pieces have two sums of exponentials. Which fraction of their tota
 
 # Shape on each rank, dtype, how loud the queries are, how the sequence is distributed, on how many ranks.
 RINGS = (
-    ((1, 2, 2, 8), "float32", 1.0, "everything", (3, 5, 6, 8)),
+    ((1, 2, 6, 4), "float32", 1.0, "everything", (3, 5, 6, 8)),
     ((2, 3, 3, 4), "float64", 1.0, "everything", (1, 2)),
     ((1, 2, 4, 4), "float32", 2.0, "zig-zag", (1, 2)),
     ((1, 1, 3, 4), "float32", 1.0, "in order", (3,)),

@@ -40,7 +40,9 @@ from grader.kit import (
     Wrong,
     cases,
     check_answers,
+    check_calls,
     check_refusals,
+    collectives,
     crossed,
     count_of,
     expect,
@@ -868,6 +870,12 @@ def check_summa(plan, seen, forward, backward):
         "takes part with",
         hint,
     )
+    panels = len(panels_of(k, shape))
+    with hinted("Each panel goes along a line of the grid in one call. Which loop makes several?"):
+        why = f"for {panels} panels, a broadcast of X and of W each"
+        check_calls(f"{told}:", collectives(forward), 2 * panels, why)
+        why = f"for {panels} panels, two broadcasts and two sums each"
+        check_calls(f"{told}, backward:", collectives(backward), 4 * panels, why)
     check_alive(
         told,
         [mine["forward"] for mine in seen],
@@ -1202,7 +1210,7 @@ def mlp_on_rank(code, rank, world, todo):
     for case in todo:
         inside = smaller_world(case["ranks"], rank)
         if not inside:
-            for _ in range(STEPS):
+            for _ in range(1 + 2 * STEPS):
                 mark()
             seen.append(None)
             continue
@@ -1212,11 +1220,14 @@ def mlp_on_rank(code, rank, world, todo):
         shapes = [tuple(shape) for shape in case["shapes"]]
         axes = code.Axes(*case["last"])
         found = {"losses": [], "parts": [], "gradients": [], "broken": None}
+        mark()
+        products_alone(code, x, shards, shapes, grid)
         for _ in range(STEPS):
+            mark()
+            y = None if found["broken"] else code.mlp(x, shards, shapes, grid)
             mark()
             if found["broken"]:
                 continue
-            y = code.mlp(x, shards, shapes, grid)
             if not (isinstance(y, torch.Tensor) and y.shape == target.shape):
                 found["broken"] = [
                     "mlp",
@@ -1256,6 +1267,14 @@ def mlp_on_rank(code, rank, world, todo):
                         one -= RATE * g
         seen.append(found)
     return seen
+
+
+@torch.no_grad()
+def products_alone(code, x, shards, shapes, grid):
+    """The products of an MLP, and nothing between them."""
+    for layer, (one, shape) in enumerate(zip(shards, shapes)):
+        inner, outer, depth = layer_axes(layer)
+        x = code.Product.apply(x, one, shape, code.Axes(inner, outer, depth), grid)
 
 
 def serial_mlps(given_to):
@@ -1340,7 +1359,10 @@ def test_todo6_mlp(student):
     calls = iter(cases(run.events))
     for number, plan in enumerate(plans):
         seen = [run.evidence[rank][number] for rank in range(math.prod(plan[0]))]
-        check_mlp(plan, seen, serial[number], [next(calls, None) for _ in range(STEPS)])
+        alone, *parts = [next(calls, [[]] * 8) for _ in range(1 + 2 * STEPS)]
+        steps = [[a + b for a, b in zip(*parts[step : step + 2])] for step in range(0, 2 * STEPS, 2)]
+        check_mlp(plan, seen, serial[number], steps)
+        check_nothing_between(plan[0], seen, alone, parts[0])
 
 
 def mlp_case(plan, rank):
@@ -1411,6 +1433,20 @@ def check_mlp(plan, seen, right, steps):
                 check_gradients(f"{told}, step {STEPS}", *last, shape, rank, dtype)
         why = "more than the products and the loss need"
         check_moved(f"{told}, a step", steps[step], [most] * ranks, why, hint=HINTS["between"])
+
+
+def check_nothing_between(shape, seen, alone, forward):
+    for rank in range(len(seen)):
+        most, made = (len([e for e in part[rank] if e["e"] == "op"]) for part in (alone, forward))
+        expect(
+            made <= most,
+            f"mlp on {spoken(shape)} ranks sends more than its products: rank {rank} makes {count_of(made, 'call')},"
+            f" and the products alone make {most}",
+            f"{most} calls",
+            made,
+            rank,
+            HINTS["between"],
+        )
 
 
 def weight_block(w, layer, shape, at):

@@ -592,6 +592,10 @@ def test_todo4_best(student):
     student.premise(0.9 * full.memory == fullest(ninths, four) and not cannot(ninths, four, full), "more than 90 %")
     asked.append((ninths, four, full))
     questions = [(*case[:3], FORTY) for case in CASES]
+    wide = Model(5120, 40, 40, 32000, 2048)  # on 64 GPUs some plans fit without recomputing, and one with it is faster
+    fits = any(plan.recompute == "none" and not cannot(wide, plan, FORTY) for plan in all_plans(wide, 64, 64))
+    student.premise(fits and fastest_of(wide, 64, 64, FORTY)[0].recompute == "full", "plans that need no recomputing")
+    questions.append((wide, 64, 64, FORTY))
     questions.append((Model(8192, 80, 64, 32000, 2048), 4, 64, FORTY))  # fits nowhere
     for _ in range(2):
         model = Model(256 * draw.randint(3, 12), 4 * draw.randint(3, 8), 8, 1000 * draw.randint(8, 60), 2048)

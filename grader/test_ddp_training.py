@@ -1053,6 +1053,7 @@ def test_todo15_visible(student):
 def test_todo16_meeting_place(student):
     for unit in student.batch_files(16):
         ports, slow = [], []  # slow: names of the first node on the slow network
+        first = stand_ins.NODES[0] + "$NODE_SUFFIX" * unit.name.endswith(".sbatch")
         for nodes in stand_ins.JOBS:
             for ranks in student.submit(unit, nodes):
                 place, _, port = (ranks.address if ranks.address.strip(":") else ranks.place).rpartition(":")
@@ -1069,7 +1070,7 @@ def test_todo16_meeting_place(student):
                     is_first_node(place) or (nodes == 1 and place in LOCAL),
                     f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}"
                     + (", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
-                    f"{stand_ins.NODES[0]}$NODE_SUFFIX",
+                    first,
                     place,
                 )
                 slow += [place] if place.split(".")[0] == stand_ins.NODES[0] else []
@@ -1098,7 +1099,7 @@ def test_todo16_meeting_place(student):
             not slow or not unit.name.endswith(".sbatch"),
             f"by {unit.name} the processes look for the first node at {stand_ins.NODES[0]}, its name on the slow"
             " network: on JURECA $NODE_SUFFIX is i",
-            f"{stand_ins.NODES[0]}$NODE_SUFFIX",
+            first,
             stand_ins.NODES[0],
         )
 

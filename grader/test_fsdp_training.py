@@ -833,9 +833,11 @@ def test_todo6_clip(student):
                 if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3):
                     what = "it is the norm of two copies of the gradient"
                     hint = "Both rows of the mesh hold the same gradient. Over which ranks may squares be added up?"
-                elif 0 < norm < right:
-                    what = "it is smaller than the whole gradient's: is it the norm of this rank's part?"
+                elif math.isclose(norm, norm_of_part(grads, rank % 2), rel_tol=1e-3):
+                    what = "it is the norm of this rank's part"
                     hint = "What a rank can see is its part of a DTensor. Which call makes the whole of it?"
+                elif 0 < clip < right and math.isclose(norm, clip, rel_tol=1e-3):
+                    what = "it is --clip, which the norm is after clipping"
                 raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank, hint)
         for name, grad in together([mine[case] for mine in ranks], "grads").items():
             told = f"with --clip {clip:g} the gradient of {name}"
@@ -843,6 +845,12 @@ def test_todo6_clip(student):
             than = "the whole gradient's, scaled by one number"
             hint = "The norm is right. By which single number are all gradients scaled, and when are they left alone?"
             check_tensor(told, grad, grads[name] * factor, REL, wrongs=unclipped, than=than, hint=hint)
+
+
+def norm_of_part(grads, place):
+    """Of what fully_shard leaves to one of two ranks: some of each gradient's rows."""
+    parts = [grad.chunk(2)[place] for grad in grads.values() if place < len(grad.chunk(2))]
+    return math.sqrt(sum(part.double().square().sum().item() for part in parts))
 
 
 # ---------------------------------------------------------------------------------------------------

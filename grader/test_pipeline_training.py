@@ -1197,6 +1197,8 @@ def check_clipped(told, grid, clip, seen, right, grads, rank):
             if math.isclose(norm, own, rel_tol=REL)
             else f"it counts each stage {grid[1]} times"
             if grid[1] > 1 and math.isclose(norm, right * math.sqrt(grid[1]), rel_tol=REL)
+            else "it is --clip, which the norm is after clipping"
+            if 0 < clip < right and math.isclose(norm, clip, rel_tol=1e-3)
             else "it is not the whole gradient's"
         )
         raise Wrong(f"{told_norm} returns the wrong norm on rank {rank}: {what}", right, norm, rank)

@@ -164,6 +164,16 @@ def test_a_crash_outside_the_students_lines_shows_the_checks(runner, tmp_path):
     )
 
 
+def test_a_given_line_that_is_moved_is_told_after_a_pass(runner, tmp_path):
+    folder = target(tmp_path, range(1, 19))
+    script = tmp_path / "train" / "ddp_training.py"
+    step = "        optimizer.step()\n"
+    assert script.read_text().count(step) == 1
+    script.write_text(script.read_text().replace(step, f"    {step}"))  # under `if args.clip:`
+    verdict = Judge(runner, "ddp_training", folder).verdict(1)
+    assert verdict.passed and "“optimizer.step()”, indented differently" in verdict.message
+
+
 def test_a_function_that_returns_nothing_is_named(runner, tmp_path):
     verdict = judged(runner, tmp_path, range(1, 19), {8: "return None"}).verdict(8)
     assert "wrap returns None, where its signature says Module" in verdict.message and "(TODO 8)" in verdict.where

@@ -300,6 +300,7 @@ def test_given_lines_are_told_from_added_ones(old, new, told):
         ("    print(total)\n", "print(total, rank)\n", 3),
         ('    raise NotImplementedError("TODO 2")\n', "", 2),
         ("    rank = setup()\n", "    rank = setup()\n  rank = 0\n", None),
+        ("    total = 0\n", "\ttotal = 0\n", None),
     ],
 )
 def test_who_is_to_blame_for_what_is_no_python(old, new, todo):

@@ -671,7 +671,9 @@ def begin(p):
         "counts are not reset",
         [INIT, TAKE, replaced(FINISH, ("self.missing = [set(members) for members in self.members]\n", ""))],
     ),
-    Answer(6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))]),
+    Answer(
+        6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))], says="in its second step"
+    ),
     Answer(
         6,
         "not divided",
@@ -1348,6 +1350,15 @@ if len(self.missing[number]) < 2:
             "both = torch.tensor([float(count), 1.0])\ndist.all_reduce(both)\ntotal = both[0]",
         ),
         says="sends more than one number",
+    ),
+    Answer(
+        6,
+        "a copy of each gradient is kept for ever",
+        swap=(
+            "self.filled.add(parameter)",
+            "self.filled.add(parameter)\nself.kept = [*getattr(self, 'kept', []), piece.clone()]",
+        ),
+        says="bytes more than after the third",
     ),
 ]
 

@@ -2517,4 +2517,25 @@ RIGHT = [
             None,
         ],
     ),
+    Answer(
+        11,
+        "counted in one's own schedules",
+        [
+            None,
+            None,
+            """
+        schedules = {"GPipe": gpipe, "1F1B": one_f_one_b, "zero bubble": zero_bubble}
+        actions = (interleaved(p, m, v) if name == "interleaved" else schedules[name](p, m))[rank]
+        alive = most = 0
+        for action in actions:
+            alive += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            most = max(most, alive)
+        return most / v""",
+        ],
+    ),
+    Answer(
+        8,
+        "one chunk is 1F1B",
+        swap=("if m % world:\n    raise", "if v == 1:\n    return one_f_one_b(world, m)\nif m % world:\n    raise"),
+    ),
 ]

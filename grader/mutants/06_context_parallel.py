@@ -1064,6 +1064,27 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
         swap=("out_BHTK = F.scaled", "dist.barrier()\nout_BHTK = F.scaled"),
         says="waits at a barrier",
     ),
+    Answer(
+        3,
+        "the scores of every step are saved",
+        [
+            None,
+            None,
+            """
+        out_BHTK, lse_BHT = nothing_yet(q_BHTK)
+        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT)
+        ctx.scores = []
+        for step in range(world):
+            attend_blocks(out_BHTK, lse_BHT, q_BHTK, k_BHTK, v_BHTK, blocks(at_hand(rank, step, world)))
+            ctx.scores.append(scores(q_BHTK, k_BHTK, None))
+            if step < world - 1:
+                k_BHTK, v_BHTK = pass_on([k_BHTK, v_BHTK], rank, world)
+        ctx.ring = blocks, rank, world
+        return out_BHTK""",
+            None,
+        ],
+        says="must not grow with the ring",
+    ),
 ]
 
 RIGHT = [

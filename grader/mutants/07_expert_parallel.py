@@ -1093,6 +1093,54 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         swap=("minlength=E).float()", "minlength=E).bfloat16().float()"),
         says="1100, 30 tokens",
     ),
+    Answer(
+        4,
+        "gates travel beside the rows",
+        [
+            None,
+            None,
+            """
+        K, world = experts_NK.shape[1], dist.get_world_size(group)
+        slots_R, counts_E = sort_slots(experts_NK, world * len(mine))
+        arriving_WL = exchange_counts(counts_E, group)
+        leaving, arriving = counts_E.view(world, -1).sum(dim=1).tolist(), arriving_WL.sum(dim=1).tolist()
+        sent_RD = torch.cat([h_ND[slots_R // K], gates_NK.detach().flatten()[slots_R, None].to(h_ND.dtype)], dim=1)
+        rows_RD = Exchange.apply(sent_RD, leaving, arriving, group)[:, :-1]
+        order_R = regroup(arriving_WL)
+        parts = rows_RD[order_R].split(arriving_WL.sum(dim=0).tolist())
+        results_RD = torch.cat([expert(part) for expert, part in zip(mine, parts, strict=True)])
+        returned_RD = Exchange.apply(results_RD[order_R.argsort()], arriving, leaving, group)
+        return combine(returned_RD, slots_R, gates_NK)""",
+        ],
+        says="more than is needed elsewhere",
+    ),
+    Answer(
+        4,
+        "the counts of the first call for all",
+        swap=(
+            "leaving, arriving = counts_E.view(world, -1).sum(dim=1).tolist(), arriving_WL.sum(dim=1).tolist()",
+            'global lengths\nif "lengths" not in globals():\n    lengths = counts_E.view(world, -1).sum(dim=1).tolist(), arriving_WL.sum(dim=1).tolist()\nleaving, arriving = lengths',
+        ),
+        says="the second call in one process",
+    ),
+    Answer(
+        6,
+        "the load of the first call for all",
+        swap=(
+            "f_E = all_slots_E / (tokens * experts_NK.shape[1])",
+            'global first_load\nif "first_load" not in globals() or len(first_load) != E:\n    first_load = all_slots_E / (tokens * experts_NK.shape[1])\nf_E = first_load',
+        ),
+        says="the second call in one process",
+    ),
+    Answer(
+        4,
+        "the sum is float32 whatever the rows are",
+        swap=(
+            "return returned_RD.new_zeros(N, returned_RD.shape[1]).index_add(0, slots_R // K, gated_RD.to(returned_RD.dtype))",
+            "return torch.zeros(N, returned_RD.shape[1]).index_add(0, slots_R // K, gated_RD.float())",
+        ),
+        says="is in float32, not in bfloat16",
+    ),
 ]
 
 RIGHT = [

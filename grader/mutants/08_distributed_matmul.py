@@ -993,6 +993,27 @@ WRONG = [
         ],
         says="where a forward pass with other weights comes before the backward pass",
     ),
+    Answer(
+        4,
+        "each panel in two broadcasts",
+        swap=(
+            "dist.broadcast(piece, src=grid.lines[1][panel.column], group=grid.groups[1])",
+            "for part in piece.tensor_split(2):\n    dist.broadcast(part, src=grid.lines[1][panel.column], group=grid.groups[1])",
+        ),
+        says="collectives for",
+    ),
+    Answer(
+        3,
+        "no block is empty",
+        swap=("size = piece.stop - piece.start", "size = max(1, piece.stop - piece.start)"),
+        says="a message and its receiver differ",
+    ),
+    Answer(
+        6,
+        "one number is sent between the layers",
+        swap=("x_mk = F.gelu(x_mk)", "x_mk = F.gelu(x_mk)\n        dist.all_reduce(torch.ones(1))"),
+        says="sends more than its products",
+    ),
 ]
 
 RIGHT = [

@@ -407,6 +407,27 @@ return globals()[best]""",
         ),
         says="best_order is not the one that sends the fewest",
     ),
+    Answer(
+        4,
+        "as many ranks along shard as along dp",
+        swap=(
+            "parameter.grad /= mesh[axis].size()",
+            "parameter.grad /= mesh['dp' if 'dp' in mesh.mesh_dim_names else axis].size()",
+        ),
+        says="times the right one",
+    ),
+    Answer(
+        5,
+        "squares, element by element, along tp",
+        swap=(
+            (
+                "mine[0 if facts[name].cut else 1] += parameter.grad.double().square().sum()",
+                "squares = parameter.grad.double().square()\n    if facts[name].cut:\n        dist.all_reduce(squares, group=mesh.get_group('tp'))\n    mine[0 if facts[name].cut else 1] += squares.sum()",
+            ),
+            ('dist.all_reduce(mine[:1], group=mesh.get_group("tp"))\n', ""),
+        ),
+        says="a few numbers are enough",
+    ),
 ]
 RIGHT = [
     Answer(

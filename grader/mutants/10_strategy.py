@@ -358,6 +358,15 @@ WRONG = [
     Answer(5, "by doubling", swap=("gpus += 1", "gpus *= 2"), says="overtaken_at"),
     Answer(4, "just 90 % is too much", swap=("needed > 0.9", "needed >= 0.9"), says="rejects a plan that is possible"),
     Answer(5, "as long is longer", swap=("needed > cable", "needed >= cable"), says="as fast as four GPUs need"),
+    Answer(
+        4,
+        "recomputed only where nothing fits without",
+        swap=(
+            "return min(good,",
+            "good = [plan for plan in good if plan.recompute == 'none'] or good\nreturn min(good,",
+        ),
+        says="is not the fastest",
+    ),
 ]
 RIGHT = [
     Answer(

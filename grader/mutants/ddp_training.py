@@ -1173,6 +1173,50 @@ WRONG = [
         """,
         says="global_mean of totals",
     ),
+    Answer(
+        2,
+        "two ranks on each node",
+        """
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        local_rank = int(os.environ['LOCAL_RANK']) % 2""",
+        says="local_rank of rank 2",
+    ),
+    Answer(
+        14,
+        "a line with a carriage return",
+        edits=(("#SBATCH --gres=gpu:4\n", "#SBATCH --gres=gpu:4\r\n"),),
+        says="end as on Windows",
+    ),
+    Answer(2, "`import os` is gone", edits=(("import os\n", ""),), says="“import os” is missing"),
+    Answer(
+        4,
+        "a parameter of a given function is renamed",
+        edits=(
+            (
+                "def make_samplers(sets: Sets, args: argparse.Namespace)",
+                "def make_samplers(sets: Sets, options: argparse.Namespace)",
+            ),
+        ),
+        says="“def make_samplers(sets: Sets, options: argparse.Namespace)",
+    ),
+    Answer(
+        1,
+        "`dist` is another function",
+        edits=(("from torch import Tensor, nn\n", "from torch import Tensor, nn\nfrom math import dist\n"),),
+        says="“from math import dist”",
+    ),
+    Answer(
+        1,
+        "a package that is not there",
+        edits=(("import math\n", "import math\nimport mpi5py\n"),),
+        says="“import mpi5py”",
+    ),
+    Answer(
+        7,
+        "the return below it is gone",
+        edits=(("    return train_loader, validation_loader, test_loader\n", ""),),
+        says="“return train_loader, validation_loader, test_loader” is missing",
+    ),
 ]
 
 RIGHT = [
@@ -1613,4 +1657,14 @@ RIGHT = [
     ),
     Answer(14, "the newer option", "#SBATCH --gpus-per-node=4"),
     Answer(17, "Slurm's number of the process, of which each node has one", swap=("SLURM_NODEID", "SLURM_PROCID")),
+    Answer(
+        15,
+        "the numbers that Slurm gives the step, or else the job",
+        "export CUDA_VISIBLE_DEVICES=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}",
+    ),
+    Answer(
+        1,
+        "a byte order mark",
+        edits=(('"""Train the same model on many devices', '\ufeff"""Train the same model on many devices'),),
+    ),
 ]

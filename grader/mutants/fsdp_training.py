@@ -529,7 +529,7 @@ WRONG = [
         6,
         "the local norm of a plain tensor",
         "parts = [p.grad.to_local() for p in model.parameters()]\nnorm = torch.sqrt(sum(g.double().square().sum() for g in parts))\nif args.clip and norm > args.clip:\n    for g in parts:\n        g.mul_(args.clip / norm)\nreturn norm.item()",
-        says="is it the norm of this rank's part",
+        says="it is the norm of this rank's part",
     ),
     Answer(
         6,
@@ -669,6 +669,21 @@ WRONG = [
         return norm.item()
         """,
         says="the gradient of",
+    ),
+    Answer(
+        6,
+        "the norm after clipping",
+        swap=(
+            "return norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()",
+            "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\nreturn norm.full_tensor().item()",
+        ),
+        says="it is --clip, which the norm is after clipping",
+    ),
+    Answer(
+        3,
+        "a mesh by its name",
+        swap=("return fully_shard(model, **options,", 'return fully_shard(model, mesh="shard",'),
+        says="at train/fsdp_training.py",
     ),
 ]
 

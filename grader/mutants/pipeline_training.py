@@ -1533,4 +1533,12 @@ RIGHT = [
             torch.save({"model": own, "config": config, "epoch": epoch}, path)
         """,
     ),
+    Answer(
+        7,
+        "over all ranks, divided by the number of pipelines, as the flags have it",
+        swap=(
+            'dist.all_reduce(square, group=mesh["pp"].get_group())',
+            "dist.all_reduce(square)\nsquare /= dist.get_world_size() // args.pp",
+        ),
+    ),
 ]

@@ -395,6 +395,12 @@ WRONG = [
         says="another weight",
     ),
     Answer(4, "the group of all ranks", swap=("weight.device_mesh.get_group()", "dist.group.WORLD")),
+    Answer(
+        4,
+        "h stays a DTensor",
+        swap=("h_BTD = h.full_tensor() if isinstance(h, DTensor) else h", "h_BTD = h"),
+        says="mixed torch.Tensor and DTensor",
+    ),
 ]
 
 RIGHT = [
@@ -483,5 +489,13 @@ RIGHT = [
         2,
         "this rank's value of each norm, which is a norm of norms and so already whole",
         swap=(".full_tensor() for group", ".to_local() for group"),
+    ),
+    Answer(
+        4,
+        "a loss in float32, as 04 has taught",
+        swap=(
+            "weight.to_local(), y, ignore, group, weight.shape[0])",
+            "weight.to_local(), y, ignore, group, weight.shape[0]).float()",
+        ),
     ),
 ]

@@ -66,6 +66,7 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
                 SLURM_NTASKS=tasks,
                 SLURM_STEP_NUM_TASKS=tasks,
                 SLURM_STEP_ID=0,
+                SLURM_STEP_GPUS=os.environ.get("SLURM_JOB_GPUS", ""),
             ),
         )
         for task in range(tasks)

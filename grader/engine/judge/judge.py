@@ -259,8 +259,11 @@ class Judge:
         if changed:
             message, cause = f"{CHANGED}: {changed}. With them as they are now: {message}", "lines_outside"
             problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: bring these lines back first."
-        elif added and len(self.checks[number].todo.needs) >= WHOLE and self.owner(problem.where) != number:
-            message += f". Outside the TODOs, these lines are not the course's: {added}"
+        elif added and self.owner(problem.where) == number:
+            if cause == "crash":  # one of them may have given a new meaning to a name
+                message += f". {ADDED}: {added}"
+        elif added and (cause == "crash" or len(self.checks[number].todo.needs) >= WHOLE):
+            message += f". {ADDED}: {added}"
             problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
         return self._say(number, "fail", cause, message, problem)
 
@@ -373,6 +376,7 @@ CHANGED = "lines that were given are changed or gone"
 SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged and not marked: the check itself failed"
+ADDED = "Outside the TODOs, these lines are not the course's"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
 

@@ -178,6 +178,14 @@ class Student:
             raise Wrong(
                 "there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none"
             )
+        for unit in begun or self.batch:
+            if "\r\n" in unit.text:
+                raise Wrong(
+                    f"lines of {unit.name} end as on Windows: sbatch refuses the file, to bash \\r is a letter",
+                    "lines that end in \\n",
+                    "\\r\\n",
+                    hint="Set your editor to end lines as on Linux (LF, not CRLF), or give the file to dos2unix.",
+                )
         return begun or self.batch
 
     def submit(self, unit: lessons.Unit, nodes: int, again: bool = False) -> list[batch.Ranks]:

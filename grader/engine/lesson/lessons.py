@@ -179,7 +179,7 @@ def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | 
     """
     source = source_path(stem).read_text("utf-8")
     path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
-    text = path.read_text("utf-8", errors="replace")
+    text = path.read_text("utf-8-sig", errors="replace")  # Python, too, takes no notice of a byte order mark
     if not is_notebook(stem):
         return [Unit(f"train/{path.name}", of_likely_size(text, path), source)]
 
@@ -215,9 +215,8 @@ def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
     for source in sources(stem):
         path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
         if source.suffix in BATCH and regions.titles(text) and path.is_file():
-            found.append(
-                Unit(f"sbatch/{source.name}", of_likely_size(path.read_text("utf-8", errors="replace"), path), text)
-            )
+            mine = path.read_bytes().decode("utf-8", errors="replace")  # with its ends of lines, which sbatch looks at
+            found.append(Unit(f"sbatch/{source.name}", of_likely_size(mine, path), text))
     return found
 
 

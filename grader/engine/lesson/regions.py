@@ -241,8 +241,11 @@ def todo_to_blame(source: str, edited: str, line: int) -> int | None:
     """The TODO whose code makes 1-based ``line`` a syntax error, or None.
 
     A line that is unchanged is not the cause; then it is the nearest changed line above, such as a ``for`` without a
-    body.
+    body. A given line that was indented by tabs instead is the cause itself.
     """
+    text, given = edited.split("\n")[line - 1], compose(source).split("\n")
+    if text.startswith("\t") and text.expandtabs(4) in given and todo_at(source, edited, line) is None:
+        return None
     changed: dict[int, int | None] = {number: None for number, *_ in changed_elsewhere(source, edited)}
     for todo, places in locate(source, edited).items():
         if attempted(source, edited, todo):
