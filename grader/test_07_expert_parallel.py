@@ -39,7 +39,9 @@ from grader.kit import (
     hinted,
     kind_of,
     mark,
+    mixed_dtypes,
     shares as uneven_shares,
+    strided,
     todo,
 )
 from utils.memory import Storages
@@ -99,9 +101,21 @@ ROUTES = (
 TOLD = {"random": "", "ties": ", some logits equal", "close": ", tokens in bfloat16", "large": ", logits of hundreds"}
 
 
+def routes(student):
+    """ROUTES, and those where tokens and router differ in dtype: of these the kind is both dtypes."""
+    pairs = mixed_dtypes(student.draw("dtypes"))
+    return [*ROUTES, *((" ".join(pair), 6, 2, 6, 1 + number % 2) for number, pair in enumerate(pairs))]
+
+
 def route_inputs(kind, n, dim, experts, seed):
     """Tokens and a router."""
     draw = generator(seed)
+    if " " in kind:  # logits are differences of numbers that only float32 tells apart
+        coarse = torch.randint(0, 2, (n if kind.endswith("float32") else experts, 1), generator=draw) * 2.0 - 1
+        fine = 16 + torch.randint(-3, 4, (experts if kind.endswith("float32") else n,), generator=draw) / 1024
+        coarse, fine = torch.cat([coarse, -coarse], dim=1), torch.stack([torch.full_like(fine, 16), fine], dim=1)
+        h, router = (coarse, fine) if kind.endswith("float32") else (fine, coarse)
+        return tuple(part.to(getattr(torch, name)) for part, name in zip((h, router), kind.split(), strict=True))
     if kind == "ties":  # whole numbers: products and sums are exact, so that what should be equal is
         return torch.randint(-3, 4, (n, dim), generator=draw).float(), torch.randint(
             -1, 2, (experts, dim), generator=draw
@@ -183,20 +197,12 @@ def routed_on_rank(code, rank, world, trials):
 )
 def test_todo1_route(student):
     trials, rights = [], []
-    for number, (kind, n, dim, experts, k) in enumerate(ROUTES):
+    for number, (kind, n, dim, experts, k) in enumerate(routes(student)):
         for attempt in range(50):
             seed = student.draw("route", number, attempt).randrange(1 << 40)
             h, router = route_inputs(kind, n, dim, experts, seed)
             right = right_route(h.requires_grad_(), router.requires_grad_(), k)
-            if kind == "ties":
-                told_apart = right[1].tolist() != right[3].topk(k, dim=1).indices.tolist() and right[
-                    1
-                ].tolist() != reversed_ties(right[3], k)
-            elif kind == "close":
-                rounded = (h @ router.T).argsort(dim=1, descending=True, stable=True)[:, :k]
-                told_apart = rounded.tolist() != right[1].tolist()
-            else:
-                told_apart = margin(right[3], k) > MARGIN
+            told_apart = chosen_for_one_reason(kind, h, router, right, k)
             if told_apart:
                 break
         student.premise(told_apart, "a choice that rounding makes")
@@ -204,7 +210,8 @@ def test_todo1_route(student):
         rights.append((right, h, router))
     (seen,) = student.call(routed_on_rank, world=1, group=False, trials=trials).evidence
     for found, (kind, n, dim, experts, k, seed), (right, h, router) in zip(seen, trials, rights, strict=True):
-        what = f"route of {n} tokens to {k} of {count_of(experts, 'expert')}{TOLD[kind]}"
+        told = TOLD.get(kind, ", tokens in {}, the router in {}".format(*(kind.split() * 2)[:2]))
+        what = f"route of {n} tokens to {k} of {count_of(experts, 'expert')}{told}"
         outputs = found["outputs"]
         expect(
             isinstance(outputs, list), f"{what} does not return three tensors", "gates, experts, probabilities", outputs
@@ -212,7 +219,7 @@ def test_todo1_route(student):
         gates, chosen, probs = outputs
         check_shape(f"{what}: the second result, experts,", chosen, (n, k), torch.int64)
         check_shape(f"{what}: the first result, gates,", gates, (n, k), torch.float32)
-        with hinted(CHOSEN.get(kind, "")):
+        with hinted(CHOSEN["mixed" if " " in kind else kind]):
             check_chosen(what, chosen, right, experts)
         float32 = dict(rel=1e-4, dtype=torch.float32)
         check_tensor(f"{what}: the third result, probabilities,", probs, right[2].detach(), **float32)
@@ -224,8 +231,23 @@ def test_todo1_route(student):
             check_route_gradients(what, found, right, h, router, generator(seed + 1))
 
 
+def chosen_for_one_reason(kind, h, router, right, k):
+    """Whether a wrong answer chooses differently, and rounding does not."""
+    chosen = right[1].tolist()
+    if kind == "ties":
+        return chosen not in (right[3].topk(k, dim=1).indices.tolist(), reversed_ties(right[3], k))
+    if kind == "close" or " " in kind:
+        low = h.dtype if h.dtype != torch.float32 else router.dtype
+        rounded = h.to(low).float() @ router.to(low).float().T
+        rounded = rounded.to(low) if kind == "close" else rounded
+        return rounded.argsort(dim=1, descending=True, stable=True)[:, :k].tolist() != chosen
+    return margin(right[3], k) > MARGIN
+
+
 # Hints for a wrong choice, by the kind of logits.
 CHOSEN = {
+    "random": "",
+    "mixed": "These logits differ, unless tokens or router are rounded first. Which of the two is not float32 yet?",
     "ties": "Of equal logits, the lower number comes first. Which sorts keep equal elements in their order?",
     "close": "These logits differ, and in bfloat16 some do not. In which dtype is the product computed?",
     "large": "Softmax makes exact zeros and ones of such logits. Which numbers still tell the experts apart?",
@@ -559,9 +581,10 @@ def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
         found = {"counts": as_evidence(code.exchange_counts(counts_E, group))}
         leaving = [sum(leaving_E[r * each : (r + 1) * each]) for r in range(size)]
         rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % 3])
-        strided = rows.T.contiguous().T if number % 2 else rows
         mark()
-        arrived = code.exchange_rows(strided, leaving, [sum(row) for row in arriving_WL], group)
+        arrived = code.exchange_rows(
+            strided(rows) if number % 2 else rows, leaving, [sum(row) for row in arriving_WL], group
+        )
         found |= {"rows": as_evidence(arrived), "regrouped": as_evidence(code.regroup(arriving_table))}
         seen.append(found)
     return seen
@@ -1471,6 +1494,9 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
         optimizer.step()
     with torch.no_grad():
         losses.append(float(model(*lm_batch(seed, STEPS))))
+        x = torch.randn(2, LENGTH, WIDTH, generator=generator(seed))
+        layer = model.blocks[0].mlp
+        found["layouts"] = [as_evidence(layer(x)), as_evidence(layer(strided(x)))]
         for block in model.blocks:
             block.mlp.factor = 0.0
         losses.append(float(model(*lm_batch(seed, STEPS))))
@@ -1561,7 +1587,14 @@ def check_training(student, world, spread, each, seeds, how, right):
     for number, due in enumerate(right["losses"]):
         check_loss(told_size, run.evidence, number, due)
     check_last_weights(told_size, run.evidence, right, spread, each)
+    for rank, found in enumerate(run.evidence):
+        told = f"{told_size}: parallel_forward of a tensor that is not contiguous, on rank {rank},"
+        good, seen = found["layouts"]
+        check_tensor(told, seen, good, 1e-4, rank, than="what it is of the same numbers in order", hint=LAYOUT)
     check_sent_in_training(told_size, cases(run.events)[:2], spread, each, how["experts"], right["kept"])
+
+
+LAYOUT = "Its numbers are the same, and lie in memory in a different order. Which line relies on that order?"
 
 
 def check_spread(told_size, found, right, each, rank):

@@ -47,6 +47,7 @@ from grader.kit import (
     corpus,
     each_once,
     expect,
+    first_node,
     header,
     layouts,
     hinted,
@@ -56,6 +57,7 @@ from grader.kit import (
     one_writer,
     same_run,
     save_twice,
+    shares,
     stand_ins,
     tiny_batch,
     tiny_model,
@@ -385,21 +387,19 @@ class Numbers(torch.utils.data.Dataset):
         return torch.tensor([self.first + i]), torch.tensor([self.first + i])
 
 
-def loaders_on_rank(code, rank, world, shares):
+def loaders_on_rank(code, rank, world, dealt):
     sets = tuple(Numbers(first) for first in (0, 100, 200))
-    loaders = code.make_loaders(sets, tuple(shares[rank]), made_args(code, 0), world)
+    loaders = code.make_loaders(sets, tuple(dealt[rank]), made_args(code, 0), world)
     return [[batch[0].flatten().tolist() for batch in loader] for loader in loaders]
 
 
 def draw_shares(student, world):
     """Different indices for each rank, in its own order; no length is divisible by a batch. The first holds a whole
-    global batch.
+    global batch; of the other two some rank has none, as where a set has fewer samples than there are ranks.
     """
-    draw = student.draw("shares", world)
-    return [
-        [draw.sample(range(100), BATCH + 1), draw.sample(range(100), 7 + rank), draw.sample(range(100), 5 + rank)]
-        for rank in range(world)
-    ]
+    draw, local = student.draw("shares", world), BATCH // world
+    counts = [[times * local + 1 if times else 0 for times in shares(draw, world)] for _ in SET[1:]]
+    return [[draw.sample(range(100), n) for n in (BATCH + 1, *mine)] for mine in zip(*counts, strict=True)]
 
 
 SET = ("training", "validation", "test")
@@ -412,32 +412,38 @@ def check_loader(student, which, name):
 
 
 def check_loader_on(student, nodes, world, which, name):
-    shares = draw_shares(student, world)
-    for rank, loaders in enumerate(student.call(loaders_on_rank, world=world, nodes=nodes, shares=shares).evidence):
-        other = next((SET[n // 100] for batch in loaders[which] for n in batch if n // 100 != which), None)
-        expect(
-            other is None,
-            f"rank {rank} of {world} reads the {other} set where the {name} set belongs",
-            f"the {name} set",
-            f"the {other} set",
-            rank,
-        )
+    dealt = draw_shares(student, world)
+    ranks = student.call(loaders_on_rank, world=world, nodes=nodes, dealt=dealt).evidence
+    for rank, loaders in enumerate(ranks):
+        check_its_set(f"rank {rank} of {world}", loaders[which], dealt[rank], which, rank)
+    for rank, loaders in enumerate(ranks):
         batches = [[n % 100 for n in batch] for batch in loaders[which]]
-        seen = [n for batch in batches for n in batch]
-        share = shares[rank][which]
-        taken = next((SET[k] for k in range(3) if k != which and sorted(seen) == sorted(shares[rank][k])), None)
-        expect(
-            taken is None,
-            f"rank {rank} of {world} reads the {name} samples that the {taken} set's sampler deals",
-            share,
-            seen,
-            rank,
-        )
-        told = f"rank {rank} of {world}"
         if which == 0:
-            check_training_batches(told, batches, share, BATCH // world, rank)
+            check_training_batches(f"rank {rank} of {world}", batches, dealt[rank][0], BATCH // world, rank)
         else:
-            check_all_read(told, name, seen, share, rank)
+            seen = [n for batch in batches for n in batch]
+            check_all_read(f"rank {rank} of {world}", name, seen, dealt[rank][which], rank)
+
+
+def check_its_set(told, batches, dealt, which, rank):
+    """Samples of the loader's own set, and not those that the sampler of a different set deals."""
+    other = next((SET[n // 100] for batch in batches for n in batch if n // 100 != which), None)
+    expect(
+        other is None,
+        f"{told} reads the {other} set where the {SET[which]} set belongs",
+        f"the {SET[which]} set",
+        f"the {other} set",
+        rank,
+    )
+    seen = sorted(n % 100 for batch in batches for n in batch)
+    taken = next((SET[k] for k in range(3) if k != which and seen and seen == sorted(dealt[k])), None)
+    expect(
+        taken is None,
+        f"{told} reads the {SET[which]} samples that the {taken} set's sampler deals",
+        dealt[which],
+        seen,
+        rank,
+    )
 
 
 def check_training_batches(told, batches, share, local, rank):
@@ -1052,8 +1058,7 @@ def test_todo15_visible(student):
 )
 def test_todo16_meeting_place(student):
     for unit in student.batch_files(16):
-        ports, slow = [], []  # slow: names of the first node on the slow network
-        first = stand_ins.NODES[0] + "$NODE_SUFFIX" * unit.name.endswith(".sbatch")
+        first, ports, slow = first_node(unit.name), [], []  # slow: names of the first node on the slow network
         for nodes in stand_ins.JOBS:
             for ranks in student.submit(unit, nodes):
                 place, _, port = (ranks.address if ranks.address.strip(":") else ranks.place).rpartition(":")
@@ -1070,10 +1075,10 @@ def test_todo16_meeting_place(student):
                     is_first_node(place) or (nodes == 1 and place in LOCAL),
                     f"by {unit.name} the processes on node {ranks.node} of {nodes} look for the others at {place}"
                     + (", which is each node itself" if place in LOCAL else f", which is not the first node{said}"),
-                    first,
+                    f"{first}$NODE_SUFFIX" if unit.name.endswith(".sbatch") else first,
                     place,
                 )
-                slow += [place] if place.split(".")[0] == stand_ins.NODES[0] else []
+                slow += [place] if place.split(".")[0] == first else []
                 expect(
                     port.isdecimal() and 1024 <= int(port) < 65536,
                     f"by {unit.name} the processes meet at port “{port}”",
@@ -1097,10 +1102,10 @@ def test_todo16_meeting_place(student):
         )
         expect(
             not slow or not unit.name.endswith(".sbatch"),
-            f"by {unit.name} the processes look for the first node at {stand_ins.NODES[0]}, its name on the slow"
+            f"by {unit.name} the processes look for the first node at {first}, its name on the slow"
             " network: on JURECA $NODE_SUFFIX is i",
+            f"{first}$NODE_SUFFIX",
             first,
-            stand_ins.NODES[0],
         )
 
 

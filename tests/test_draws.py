@@ -16,12 +16,15 @@ from grader.kit import (
     lengths,
     logits,
     meshes,
+    mixed_dtypes,
     nodes,
     numbers,
     ones_in_turn,
     pipelines,
     rectangles,
     shares,
+    strided,
+    without,
 )
 from grader.kit.on_rank import raised
 
@@ -79,6 +82,23 @@ def test_logits_overflow_vanish_and_stand_out_in_every_seed():
         "usual": ((exponentials > 0) & exponentials.isfinite()).all(dim=-1),
     }
     assert all((kind.sum(dim=1) == 2).all() for kind in kinds.values())
+
+
+def test_inputs_and_weights_differ_in_dtype_each_way_in_every_seed():
+    draws = drawn(mixed_dtypes)
+    assert all(len(one) == 4 and all("float32" in pair and len(set(pair)) == 2 for pair in one) for one in draws)
+    seen = often(lambda one: one, draws)
+    assert seen == always(*((a, b) for low in ("bfloat16", "float16") for a, b in ((low, "float32"), ("float32", low))))
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 4), (3, 1), (2, 3), (3, 3), (2, 3, 4), (2, 1, 4), (2, 3, 4, 5)])
+def test_strided_is_the_same_and_not_contiguous(shape):
+    tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    found = strided(tensor)
+    assert torch.equal(found, tensor) and not found.is_contiguous()
+    if len(shape) > 2 and 1 not in shape:
+        with pytest.raises(RuntimeError, match="view"):
+            found.view(-1, shape[-1])
 
 
 def test_the_frozen_parameter_is_first_in_the_middle_and_last():
@@ -172,6 +192,16 @@ def test_a_single_item_is_at_each_place_and_more_elsewhere(ranks):
     assert all(first[place] > SEEDS / 20 for place in range(ranks))
     empty = Counter(counts.index(0) for cases in draws for counts in cases if 0 in counts)
     assert ranks < 3 or all(empty[place] > SEEDS / 20 for place in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_one_rank_all_but_one_and_all_have_nothing(ranks):
+    draws = drawn(without, ranks)
+    for one in draws:
+        assert [len(found) for found in one] == [1, ranks - 1, ranks]
+        assert all(found == sorted(set(found)) and set(found) <= {*range(ranks)} for found in one)
+    first = Counter(found[0] for found, *_ in draws)
+    assert all(first[rank] > SEEDS / (2 * ranks) for rank in range(ranks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])

@@ -4,8 +4,8 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before, and `is_stale` |
-| sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided`, not contiguous; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before, and `is_stale` |
+| sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
@@ -19,7 +19,7 @@
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `check_delivery`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
-| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `LOCAL`; `ends`; `Unit` |
+| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `first_node`, `LOCAL`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
@@ -38,7 +38,7 @@ from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
-from grader.kit.launches import LOCAL, check_launches, is_first_node
+from grader.kit.launches import LOCAL, check_launches, first_node, is_first_node
 from grader.kit.messages import PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
     answers_on_rank,
@@ -73,7 +73,7 @@ from grader.kit.scripts import (
     together,
     training,
 )
-from grader.kit.sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares
+from grader.kit.sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares, without
 from grader.kit.split_model import (
     EXACT,
     attempt,
@@ -100,5 +100,5 @@ from grader.kit.traffic import (
     ring_bytes,
     sent_by,
 )
-from grader.kit.values import LARGE, frozen_in_turn, logits, numbers, unsorted
+from grader.kit.values import LARGE, frozen_in_turn, logits, mixed_dtypes, numbers, strided, unsorted
 from utils.memory import Peak

@@ -13,8 +13,13 @@ LOCAL = ("localhost", "127.0.0.1")
 
 def is_first_node(place: str) -> bool:
     """By its name, by its name on InfiniBand, by either in full, or by its address."""
-    first = stand_ins.NODES[0]
-    return place.split(".")[0] in (first, f"{first}i") or place == "10.0.1.1"
+    name = place.split(".")[0]
+    return name.removesuffix("i") in stand_ins.FIRST or place in map(stand_ins.ADDRESSES.get, stand_ins.FIRST)
+
+
+def first_node(name: str) -> str:
+    """The first node of a job of the batch file of this name."""
+    return stand_ins.NODES[name.rpartition(".")[2]][0]
 
 
 def check_launches(student: Student, unit: Unit) -> None:
@@ -46,7 +51,7 @@ def check_launch(name: str, starts: list[batch.Ranks], nodes: int) -> None:
     else:
         check_rendezvous(job, starts)
     if nodes > 1:
-        check_place(job, starts)
+        check_place(job, starts, first_node(name))
 
 
 def check_call(job: str, name: str, starts: list[batch.Ranks]) -> None:
@@ -133,7 +138,7 @@ def check_ranks(job: str, starts: list[batch.Ranks], world: int) -> None:
     expect(not missing, f"{job}: no process is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
 
 
-def check_place(job: str, starts: list[batch.Ranks]) -> None:
+def check_place(job: str, starts: list[batch.Ranks], first: str) -> None:
     """All nodes meet on the first one."""
     places = {ranks.place for ranks in starts}
     expect(
@@ -146,7 +151,7 @@ def check_place(job: str, starts: list[batch.Ranks]) -> None:
     expect(
         is_first_node(place),
         f"{job}: the nodes look for each other at {place}, which is not the first node",
-        stand_ins.NODES[0],
+        first,
         place,
     )
 

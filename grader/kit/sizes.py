@@ -79,6 +79,12 @@ def ones_in_turn(draw: random.Random, ranks: int, most: int = 9) -> list[list[in
     return cases
 
 
+def without(draw: random.Random, ranks: int) -> list[list[int]]:
+    """Ranks that have nothing that counts, such as a target of a loss, in three cases: one; all but one; all."""
+    order = draw.sample(range(ranks), ranks)
+    return [sorted(order[:1]), sorted(order[1:]), sorted(order)]
+
+
 def lengths(draw: random.Random, ranks: int) -> list[int]:
     """Items that `ranks` ranks divide: none; fewer than ranks; as many; a multiple; one more than a multiple; one less.
     For one rank: none, one, several.

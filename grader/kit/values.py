@@ -56,6 +56,23 @@ def logits(seed: int, *shape: int) -> torch.Tensor:
     return rows.view(shape)
 
 
+def mixed_dtypes(draw: random.Random) -> list[tuple[str, str]]:
+    """(dtype of inputs, dtype of weights), which differ, in a drawn order: float32 weights and bfloat16 or float16
+    inputs, and the other way about.
+    """
+    pairs = [(low, "float32") for low in ("bfloat16", "float16")]
+    pairs += [pair[::-1] for pair in pairs]
+    return draw.sample(pairs, len(pairs))
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a tensor that is not contiguous: its first two dimensions are swapped in memory. A vector,
+    or what is still contiguous then, lies at every second place.
+    """
+    swapped = tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 1 else tensor
+    return torch.stack([swapped, -swapped], dim=-1)[..., 0] if swapped.is_contiguous() else swapped
+
+
 def frozen_in_turn(draw: random.Random, n: int) -> list[tuple[int, int]]:
     """Three cases, in a drawn order, of `n` parameters, three or more: which of them is frozen (the first, one in the
     middle, the last), and which other one is trainable and gets no gradient.

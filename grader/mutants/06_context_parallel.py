@@ -178,6 +178,20 @@ k = torch.cat([torch.arange(piece * size, (piece + 1) * size) for piece in their
 return [(slice(0, len(q)), slice(0, len(k)), k[None, :] <= q[:, None])]
 """
 
+ONLY_THE_LAST_BLOCK = """
+out_BHTK, lse_BHT = nothing_yet(q_BHTK)
+for step in range(world):
+    last, needed = step == world - 1, blocks(at_hand(rank, step, world))
+    attend_blocks(out_BHTK, lse_BHT, q_BHTK, k_BHTK, v_BHTK, needed[:-1])
+    next_pair, works = ([], []) if last else start_to_pass_on([k_BHTK, v_BHTK], rank, world)
+    attend_blocks(out_BHTK, lse_BHT, q_BHTK, k_BHTK, v_BHTK, needed[-1:])
+    for work in works:
+        work.wait()
+    if not last:
+        k_BHTK, v_BHTK = next_pair
+return out_BHTK, lse_BHT
+"""
+
 OVERLAPPED = """
 out_BHTK, lse_BHT = nothing_yet(q_BHTK)
 for step in range(world):
@@ -272,7 +286,7 @@ FLATTENED = """
 mine = (y_BT != IGNORE).sum()
 sums = torch.stack([model(x_BT, y_BT, positions_T).detach() * mine, mine])
 dist.all_reduce(sums)
-total, count = sums.tolist()
+total, count = sums[0].item(), max(sums[1].item(), 1)
 (model(x_BT, y_BT, positions_T) * mine / count).backward()
 gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 dist.all_reduce(gradients)
@@ -330,6 +344,25 @@ WRONG = [
             ("*ctx.saved_tensors", "*ctx.tensors"),
         ),
         says="in a circle",
+    ),
+    Answer(8, "no target at all: 0 / 0", swap=("everybodys.clamp(min=1)", "everybodys"), says="loss of step 3 of 3"),
+    Answer(
+        5,
+        "only the last block while messages travel",
+        [ONLY_THE_LAST_BLOCK, None],
+        says="while it computes at least half of a step's products",
+    ),
+    Answer(
+        5,
+        "backward, only the first block while messages travel",
+        swap=(
+            "blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, of_rows, needed)\n"
+            "    for work in works:\n        work.wait()\n",
+            "blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, of_rows, needed[:1])\n"
+            "    for work in works:\n        work.wait()\n"
+            "    blocks_backward([grad_q, grad_k, grad_v], q_BHTK, k_BHTK, v_BHTK, of_rows, needed[1:])\n",
+        ),
+        says="overlapped_backward",
     ),
     Answer(
         8,

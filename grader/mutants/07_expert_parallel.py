@@ -119,6 +119,12 @@ WRONG = [
         ),
         says="with more tokens than a step has",
     ),
+    Answer(
+        9,
+        "a view of the input",
+        swap=("h_ND = x_BTD.flatten(0, 1)", "h_ND = x_BTD.view(-1, x_BTD.shape[-1])"),
+        says="view size is not compatible",
+    ),
     Answer(9, "0.0 taken for None", swap=("if layer.factor is not None:", "if layer.factor:"), says="factor of 0.0"),
     Answer(
         9,
@@ -166,12 +172,24 @@ WRONG = [
         swap=("capacity(N // shares, K", "capacity(N, K"),
         says="drop_in_shares",
     ),
+    Answer(
+        1,
+        "the router rounded like the tokens",
+        swap=("router_ED.float().T", "router_ED.to(h_ND.dtype).float().T"),
+        says="the router in float32: token",
+    ),
+    Answer(
+        1,
+        "the tokens rounded like the router",
+        swap=("h_ND.float()", "h_ND.to(router_ED.dtype).float()"),
+        says="tokens in float32, the router in",
+    ),
     Answer(1, "in the tokens' dtype", swap=("h_ND.float() @ router_ED.float().T", "h_ND @ router_ED.to(h_ND.dtype).T")),
     Answer(
         1,
         "float32 only after the product",
         swap=("h_ND.float() @ router_ED.float().T", "(h_ND @ router_ED.T).float()"),
-        says="bfloat16",
+        says="to have the same dtype",
     ),
     Answer(
         1,

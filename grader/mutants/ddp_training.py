@@ -1016,6 +1016,18 @@ WRONG = [
     ),
     Answer(
         6,
+        "a batch no larger than the share",
+        swap=("args.batch_size // world_size", "min(args.batch_size // world_size, len(validation_sampler))"),
+        says="batch_size should be a positive integer value",
+    ),
+    Answer(
+        7,
+        "a rank without samples reads one",
+        swap=("sampler=test_sampler", "sampler=list(test_sampler) or [0]"),
+        says="does not read the test samples that its sampler deals",
+    ),
+    Answer(
+        6,
         "the first batches of the set, on every rank",
         """
         validation_loader = DataLoader(validation, batch_size=args.batch_size // world_size, **common)
@@ -1055,6 +1067,20 @@ WRONG = [
     ),
     Answer(13, "rank 0 alone leaves", swap=("cleanup()", "if rank == 0:\n    cleanup()")),
     Answer(15, "GPUs from one on", swap=("seq -s , 0 $((SLURM_GPUS_ON_NODE - 1))", "seq -s , 1 $SLURM_GPUS_ON_NODE")),
+    Answer(
+        16,
+        "pbs: the first by name",
+        swap=('head -n 1 "$PBS_NODEFILE"', 'sort "$PBS_NODEFILE" | head -n 1'),
+        file=".pbs",
+        says="which is not the first node",
+    ),
+    Answer(
+        17,
+        "pbs: all look for the first by name",
+        swap=('--master-addr="$MASTER_ADDR"', '--master-addr="$(sort "$PBS_NODEFILE" | head -n 1)"'),
+        file=".pbs",
+        says="which is not the first node",
+    ),
     Answer(16, "the last node's name", swap=("head -n 1", "tail -n 1")),
     Answer(18, "one node or two", "#SBATCH --nodes=1-2"),
     Answer(

@@ -152,6 +152,33 @@ dist.barrier()
         2, "how many there are", swap=('out / f"step-{max(steps)}" if steps', 'out / f"step-{len(steps)}" if steps')
     ),
     # 3: trap 58
+    Answer(
+        2,
+        "another run's, in a folder below",
+        """
+        found = [f for f in out.rglob("step-*") if (f / ".metadata").is_file() and f.name[5:].isdecimal()]
+        return max(found, key=lambda f: int(f.name[5:]), default=None)
+        """,
+        says="another-run/step-900",
+    ),
+    Answer(
+        3,
+        "step 0 in epoch -1",
+        "epoch = int((step - 1) / an_epoch)\nreturn epoch, step - epoch * an_epoch",
+        says="find_epoch(0, 1)",
+    ),
+    Answer(
+        5,
+        "only who sees one asks",
+        "newest = find_newest(out)\nreturn Path(from_rank0(str(newest))) if newest else None",
+        says="choose_start",
+    ),
+    Answer(
+        5,
+        "without the run's folder",
+        'newest = find_newest(out)\nname = from_rank0(newest.name if newest else "")\nreturn Path(name) if name else None',
+        says="choose_start() on rank 0 takes ../step-40",
+    ),
     Answer(3, "the epoch begins anew", "return step // an_epoch, 0", says="find_epoch(1, 4)"),
     Answer(
         3,

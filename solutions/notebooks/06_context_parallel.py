@@ -740,7 +740,7 @@ plots.sent(measured, predicted)
 # - the **attention**: you may set a block's `block.attention.attend` to any function of `(q_BHTK, k_BHTK, v_BHTK)`,
 # - the **loss**: `model(x, y, positions)` is the mean over *this rank's* targets that count (`y != IGNORE`). We need
 #   the mean over the targets of *all* ranks, and ranks may have unequal numbers of them, or none: then the model
-#   returns 0, and gradients of 0.
+#   returns 0, and gradients of 0. If no rank has any, the loss of the whole sequence is 0, too.
 #
 # What about the gradients? Each rank has the same weights, but different tokens. The loss is a *sum* over ranks, since each
 # divides by the number of all targets; so the gradients are a sum over ranks, too. An average would be wrong

@@ -21,7 +21,11 @@ from grader.engine.jobs.header import GPUS, header, number_or_zero
 
 SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
 LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second
-NODES = ("jrc0101", "jrc0102")
+# The nodes of a job, by the kind of its batch file. Slurm lists them by number. PBS lists them as they were granted, so
+# that the first need not be the first in the alphabet.
+NODES = {"sbatch": ("jrc0101", "jrc0102"), "pbs": ("x3102c0s7b0n0", "x3004c0s13b0n0")}
+FIRST = tuple(names[0] for names in NODES.values())
+ADDRESSES = {name: f"10.0.1.{number}" for names in NODES.values() for number, name in enumerate(names, start=1)}
 # Job numbers: one node, submitted from the course's folder; two nodes, from the folder below. Both end with the same
 # digit, because a port computed from the last digit is shared by a tenth of jobs. The first has a small remainder
 # modulo 10,000 or 65,536, and its last digits, 0769, are not an octal number; the second has the largest remainder
@@ -50,8 +54,9 @@ STAND_INS = {
     "hostname": '#!/bin/sh\nsed -n "$((${STAND_IN_NODE:-0} + 1))p" "$STAND_IN_ROOT/nodes"\n',
     "nslookup": '#!/bin/sh\nprintf "Server: 10.0.0.1\\n\\nName: %s\\nAddress: %s\\n" "$1" "$(getent hosts "$1")"\n',
     "getent": (
-        f"#!/bin/sh\nfor name; do :; done\ncase $name in {NODES[0]}*) echo 10.0.1.1 ;; {NODES[1]}*) echo 10.0.1.2 ;;"
-        " esac\n"
+        "#!/bin/sh\nfor name; do :; done\ncase $name in "
+        + " ".join(f"{name}*) echo {place} ;;" for name, place in ADDRESSES.items())
+        + " esac\n"
     ),
 } | {name: "#!/bin/sh\n" for name in ("module", "conda", "nvidia-smi", "sbatch", "qsub", "qdel")}
 
@@ -107,7 +112,7 @@ def begin(
     }.items():
         (tools / program).write_text(script)
         (tools / program).chmod(0o755)
-    (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[:nodes]))
+    (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[kind][:nodes]))
     env = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "USER", "TMPDIR")}
     env.update(
         PATH=f"{tools}:/usr/bin:/bin",
@@ -170,7 +175,8 @@ TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RA
 
 def slurm(nodes: int, job: int) -> dict[str, str]:
     """What Slurm tells a batch script on the first node."""
-    names = NODES[0] if nodes == 1 else "jrc[0101-0102]"
+    first = NODES["sbatch"][0]
+    names = first if nodes == 1 else "jrc[0101-0102]"
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_JOBID": str(job),
@@ -184,10 +190,10 @@ def slurm(nodes: int, job: int) -> dict[str, str]:
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
-        "SLURMD_NODENAME": NODES[0],
+        "SLURMD_NODENAME": first,
         "SLURM_CPUS_PER_TASK": "128",
-        "SLURM_TOPOLOGY_ADDR": NODES[0],
-        "SLURM_LAUNCH_NODE_IPADDR": address(NODES[0]),
+        "SLURM_TOPOLOGY_ADDR": first,
+        "SLURM_LAUNCH_NODE_IPADDR": ADDRESSES[first],
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(GPUS))),
         "SYSTEMNAME": "jurecadc",
     }
@@ -202,10 +208,6 @@ def pbs(job: int, root: Path) -> dict[str, str]:
         "PBS_O_HOST": "polaris-login-01",
         "ARGS": " ".join(ARGS["pbs"]),
     }
-
-
-def address(node: str) -> str:
-    return f"10.0.1.{NODES.index(node) + 1}"
 
 
 def tasks_a_node(text: str, nodes: int) -> int:
