@@ -118,8 +118,7 @@ class Session:
                 if time.monotonic() - looked > TICK:
                     looked = time.monotonic()
                     self.fault = self.fault or self.beyond_limits() or self.look()
-            if self.server.sandbox:
-                self.fault = self.fault or limits.met(self.traces.folder)
+            self.fault = self.fault or self.met()
         finally:
             self.run.fault_after = time.monotonic() - self.started
             self.run.own_time = max(self.pulse.own.values())
@@ -143,8 +142,8 @@ class Session:
             return False
         self.run.own_time = max(self.pulse.own.values())
         self.traces.collect(self.run)
-        if self.run.fault:
-            self.fault = self.run.fault
+        self.fault = self.run.fault or self.met()
+        if self.fault:
             return False
         self.first = self.run
         self.begin(self.folder / "second", self.endings.status)
@@ -287,6 +286,10 @@ class Session:
         fault = limits.excess(self.server) or limits.stopped(self.server) or limits.met(self.traces.folder)
         self.lost = self.lost or fault is not None
         return fault
+
+    def met(self) -> Fault | None:
+        """The fault of strangers' ranks that have left something where they meet, at the end of a call."""
+        return limits.met(self.traces.folder) if self.server.sandbox else None
 
     def look(self) -> Fault | None:
         """The fault of a rank that runs endlessly, or that nothing will wake."""
