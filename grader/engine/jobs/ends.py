@@ -15,13 +15,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from grader.engine.jobs import stand_ins
 from grader.engine.jobs.header import header
 
 # The training finishes in time; stops with an error; is still running at the time limit.
 WAYS = ("done", "fails", "limit")
 
-NOTICE = 3.0  # seconds from the signal to the limit; the stand-ins receive it within hundredths of a second
+# Seconds from the signal to the limit in which no process of the job could run. The stand-ins receive it within
+# hundredths of a second.
+NOTICE, LOOK = 3.0, 0.02
 
 TORCHRUN = """
 import os, signal, sys
@@ -155,11 +159,20 @@ def near_limit(process: subprocess.Popen, root: Path, asked: str) -> None:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
-    deadline = time.monotonic() + NOTICE
-    while not list(root.glob("told-*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    deadline, idle = time.monotonic() + stand_ins.LIMIT, 0
+    while not list(root.glob("told-*")) and process.poll() is None and idle < NOTICE and time.monotonic() < deadline:
+        time.sleep(LOOK)
+        idle += 0 if is_held_up(process.pid) else LOOK
     if not list(root.glob("told-*")):
         process.kill()  # it got no signal, and the limit comes
+
+
+def is_held_up(pid: int) -> bool:
+    """Whether this process or one that it started could run: on a busy machine a signal takes its time."""
+    with suppress(psutil.Error):
+        job = psutil.Process(pid)
+        return any(part.status() == psutil.STATUS_RUNNING for part in [job, *job.children(recursive=True)])
+    return False
 
 
 def started(root: Path) -> list[Path]:
