@@ -171,7 +171,7 @@ dist.barrier()
         5,
         "only who sees one asks",
         "newest = find_newest(out)\nreturn Path(from_rank0(str(newest))) if newest else None",
-        says="choose_start",
+        says="the ranks do not start from the same checkpoint",
     ),
     Answer(
         5,
