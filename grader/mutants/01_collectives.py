@@ -360,7 +360,7 @@ WRONG = [
         4,
         "straight to whom it belongs",
         [None, EXCHANGE.replace("torch.cat(held)", "torch.stack(held).sum(dim=0)")],
-        says="not a neighbour",
+        says="its left neighbour",
     ),
     Answer(4, "chunks, which are cut otherwise", swap=("tensor.tensor_split", "tensor.chunk")),
     Answer(4, "pieces of one length", swap=("tensor.tensor_split(world", "tensor.view(world, -1")),
@@ -437,7 +437,7 @@ WRONG = [
             work.wait()
         return tensor""",
         ],
-        says="not a neighbour",
+        says="its left neighbour",
     ),
     Answer(
         5,
