@@ -239,7 +239,7 @@ WRONG = [
         return gathered""",
             None,
         ],
-        says="gather_shards of 7 tensors takes 7 collectives",
+        says="gather_shards of 9 tensors takes 7 collectives",
     ),
     Answer(
         3,
@@ -280,7 +280,7 @@ WRONG = [
             reduced.append(mine / world)
         return reduced""",
         ],
-        says="reduce_to_shards of 7 tensors takes 7 collectives",
+        says="reduce_to_shards of 9 tensors takes 7 collectives",
     ),
     Answer(
         3,
