@@ -16,7 +16,7 @@ WRONG = [
         8,
         "drawn in eval mode, and left there",
         ["if dist.get_rank() == 0 and step % log_every == 0:\n    model.eval()\n    histograms(model)", None],
-        says="changes the model",
+        says="is left in evaluation mode",
     ),
     Answer(
         1,
