@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
-from docutils.utils.math.latex2mathml import tex2mathml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -72,6 +71,8 @@ def library() -> dict[str, str]:
 
 
 def markdown() -> MarkdownIt:
+    from docutils.utils.math.latex2mathml import tex2mathml  # of requirements-book.txt, which one may not have
+
     def formula(text: str, options: dict[str, bool]) -> str:
         return tex2mathml(re.sub(r"\\dots\b", r"\\ldots", " ".join(text.split())), as_block=options["display_mode"])
 
