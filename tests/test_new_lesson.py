@@ -139,7 +139,7 @@ def test_a_script_has_options_and_batch_files(course):
         text = (course.folder / "sbatch" / f"{SCRIPT}{ending}").read_text()
         assert f"train/{SCRIPT}.py" in text and "TODO" not in text
     done = course.run("run", SCRIPT, "--nproc", "2", "--", "--device", "cpu")
-    assert done.returncode == 0 and "1.0" in done.stdout.splitlines(), done
+    assert done.returncode == 0 and "1.0" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
 @pytest.mark.long  # of the course's own lessons, test_release shows the first half; a class takes its time in any case
