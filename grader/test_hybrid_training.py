@@ -605,6 +605,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
             for unit in others.modules():
                 if hasattr(unit, "unshard"):
                     unit.unshard()
+            found["gathered"] = sorted({str(p.dtype).removeprefix("torch.") for p in others.parameters()})
         return found
 
     return attempt(step)
@@ -646,7 +647,7 @@ def by_data(student, shape, *purpose):
 )
 def test_todo4_shard(student):
     trials = []
-    for shape in ((1, 2, 2, 1), (1, 1, 3, 1), (1, 2, 1, 2)):
+    for shape in ((1, 2, 2, 1), (1, 1, 3, 1), (1, 2, 1, 2), (1, 1, 1, 1)):
         sizes = drawn_sizes(student, shape[3], "shard", *shape, words=WORDS)
         seeds, private = by_data(student, shape, "shard", *shape)
         right = student.reference(serial_step, sizes=sizes, seeds=seeds, rows=2 * MICRO)
@@ -655,7 +656,7 @@ def test_todo4_shard(student):
     for shape, sizes, seeds, private, right in trials:
         tp, shard = shape[3], shape[2]
         told = f"with {shaped(shape)}"
-        short = shape[2] == 3
+        short = shape[2] == 3 or math.prod(shape) == 1  # one alone gathers nothing, and yet has a dtype
         run = student.call(shard_on_rank, world=math.prod(shape), shape=shape, sizes=sizes, seed=private, short=short)
         check_refused(told, "a step", run.evidence)
         share = share_of(sizes, shard, tp)
@@ -674,17 +675,19 @@ def test_todo4_shard(student):
         )
         check_gathered(told, run, shape, sizes, share)
         if short:
-            check_short(told, run)
+            check_short(told, run, shape[2] > 1)
 
 
-def check_short(told, run):
+def check_short(told, run, gathers):
     """With --dtype bfloat16 all weights are gathered in it, also those that are in no block."""
-    for rank, events in enumerate(cases(run.events)[2]):
-        dtypes = sorted({event["dtype"] for event in events if event["e"] == "op" and event["op"] == "all_gather"})
+    for rank, (seen, events) in enumerate(zip(run.evidence, cases(run.events)[2], strict=True)):
+        dtypes = seen["gathered"]
+        if gathers:
+            dtypes = sorted({event["dtype"] for event in events if event["e"] == "op" and event["op"] == "all_gather"})
         expect(
             dtypes == ["bfloat16"],
-            f"{told} and --dtype bfloat16, rank {rank} gathers weights in {' and '.join(dtypes) or 'no dtype'}: is the "
-            "mp_policy in options given to every fully_shard?",
+            f"{told} and --dtype bfloat16, rank {rank} {'gathers' if gathers else 'computes with'} weights in"
+            f" {' and '.join(dtypes) or 'no dtype'}: is the mp_policy in options given to every fully_shard?",
             "bfloat16",
             dtypes,
             rank,

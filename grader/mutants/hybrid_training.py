@@ -174,6 +174,12 @@ WRONG = [
         swap=("fully_shard(layers, **options)", "fully_shard(layers, mesh=mesh, reshard_after_forward=False)"),
         says="gathers weights in bfloat16 and float64",
     ),
+    Answer(
+        4,
+        "nothing sharded on one rank, and its precision lost",
+        swap=("options |= {", "if mesh.size() == 1:\n    return\noptions |= {"),
+        says="computes with weights in float64",
+    ),
     Answer(4, "no precision at all", swap=("options |= {", "options = {"), says="gathers weights in float64"),
     # TODO 5
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
