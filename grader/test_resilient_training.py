@@ -969,6 +969,17 @@ def begin_on_rank(code, rank, world, seed):
     return seen | {"torn": (out / "step-9").exists()}
 
 
+def begin_again_on_rank(code, rank, world, seed):
+    """A save over what a killed run has left under the folder's name."""
+    group, out = dist.new_group(backend="gloo"), Path("out")
+    if rank == 0:
+        put(out, {"step-7/__0_0.distcp": b"torn"})
+    dist.barrier()
+    code.begin_save({f"part-{rank}": drawn_part(seed), "position": {"step": 7}}, out, 7, group)()
+    dist.barrier()
+    return {"whole": content(out / "step-7", world), "mine": drawn_part(seed)}
+
+
 def error_of(call):
     """The kind of exception that it raises, or nothing."""
     import torch.distributed.checkpoint as dcp
@@ -1052,6 +1063,10 @@ def test_todo9_background(student):
         told = "rank 1 could not write, its disk was full, and there is a folder step-9"
         hint = "The name step-9 promises a whole checkpoint. What must be known before it is given?"
         expect(not seen["torn"], told, "no step-9", "step-9", rank, hint)
+    with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
+        ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
+        told = "begin_save() and its finish(), where a killed run has left a torn step-7,"
+        check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
 
 
 def begun(student, world):

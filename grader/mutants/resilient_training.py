@@ -614,6 +614,24 @@ dist.barrier()
     ),
     Answer(
         9,
+        "what a killed run left is in the way",
+        swap=(
+            "    if dist.get_rank() == 0:\n        shutil.rmtree(folder, ignore_errors=True)\n        part.rename(folder)",
+            "    if dist.get_rank() == 0:\n        part.rename(folder)",
+        ),
+        says="rank 0 stopped with OSError",
+    ),
+    Answer(
+        9,
+        "what a killed run left stays",
+        swap=(
+            "        shutil.rmtree(folder, ignore_errors=True)\n        part.rename(folder)\n    dist.barrier()\n\nreturn finish",
+            "        if not folder.exists():\n            part.rename(folder)\n    dist.barrier()\n\nreturn finish",
+        ),
+        says="has left a torn step-7",
+    ),
+    Answer(
+        9,
         "errors are swallowed",
         swap=("    writing.result()\n", "    while not writing.done():\n        time.sleep(0.01)\n"),
         says="says nothing about it",
