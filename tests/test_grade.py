@@ -330,7 +330,7 @@ def test_the_course_is_a_gradescope_autograder(course, tmp_path):
     assert sum(test["score"] for test in told["tests"]) == 2 and len(told["tests"]) == 9, done.stderr
 
 
-def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
+def test_a_submission_takes_nothing_but_its_own_files(runner, tmp_path):
     path = tmp_path / "s.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in (
@@ -340,7 +340,7 @@ def test_a_submission_takes_nothing_but_its_own_files(tmp_path):
             f"deep/er/notebooks/{LESSON}.ipynb",
         ):
             archive.writestr(name, name)
-    taken = submissions.take(path, [LESSON])
+    taken = submissions.take(path, [LESSON], runner)
     assert taken.files == {f"notebooks/{LESSON}.ipynb": f"notebooks/{LESSON}.ipynb".encode()}
     assert any("leads out" in line for line in taken.refused) and any(
         "nearer to the top" in line for line in taken.refused

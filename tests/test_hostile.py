@@ -4,24 +4,30 @@ on.
 The attacks are in hostile/corpus.py; `python tests/hostile/table.py` shows them one by one.
 """
 
+import ast
+import builtins
 import csv
 import importlib
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from contextlib import suppress
 
+import nbformat
 import psutil
 import pytest
 import torch
 from nbgrader.api import Gradebook
 
 import hostile.corpus
-from grader.engine.classroom import gradebook, pages, records, submissions
+from course_copy import Course
+from grader.engine.classroom import gradebook, pages, records, submissions, worker
 from grader.engine.commands import progress
 from grader.engine.jobs import batch
 from grader.engine.judge.student import Student
@@ -261,11 +267,11 @@ def test_no_archive_takes_the_name_of_another(tmp_path):
     }
 
 
-def test_a_tar_with_a_negative_size_has_an_end(tmp_path):
-    """Some versions of tarfile refuse it, some read nothing there; none may come to the same entry for ever."""
+def test_a_tar_with_a_negative_size_has_an_end(runner, tmp_path):
+    """Some versions of tarfile refuse it, some read nothing there, some come to the same entry for ever."""
     brothers.negative_size(tmp_path / "s")
     with suppress(submissions.Refused):
-        assert not any(submissions.take(tmp_path / "s.tar", ["01_collectives"]).files.values())
+        assert not any(submissions.take(tmp_path / "s.tar", ["01_collectives"], runner).files.values())
 
 
 def test_the_gradebook_bears_any_name(tmp_path):
@@ -289,11 +295,36 @@ def test_what_walls_lack_is_among_what_the_command_prints():
         assert words in str(sandbox.LANDLOCK)
 
 
-def test_the_main_process_opens_no_archive(tmp_path, monkeypatch):
-    """It asks at a resubmission whether a submission has changed; a header of pax took it 25 s."""
-    hostile.corpus.pax_digits(tmp_path / "s")
-    monkeypatch.setattr(submissions, "_archive", None)
-    assert len(submissions.digest(tmp_path / "s.tar", ["01_collectives"])) == 64
+MAKERS = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar", ".tar.bz2": "bztar", ".tar.xz": "xztar"}
+PARSERS = [(zipfile, "ZipFile"), (tarfile, "open"), (nbformat, "reads"), (ast, "parse"), (builtins, "compile")]
+
+
+@pytest.mark.parametrize("ending", ["", ".zip", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz"])
+def test_a_submission_is_parsed_on_ranks_alone(runner, tmp_path, monkeypatch, ending):
+    """The judge and the main process see bytes; what they parse is the course's."""
+    course = Course(tmp_path / "course").folder
+    room = records.Class(tmp_path / "out", ["01_collectives"], "seed", sandbox.NONE, 1.0, course)
+    hostile.corpus.write(tmp_path / "s", json.dumps(hostile.corpus.notebook("# CANARY\nreturn tensor")))
+    path = tmp_path / f"s{ending}"
+    if ending:
+        shutil.make_archive(str(tmp_path / "s"), MAKERS[ending], tmp_path / "s")
+    parsed = []
+    for module, name in PARSERS:
+        real = getattr(module, name)
+
+        def watched(*args, real=real, name=name, **kwargs):
+            if any("CANARY" in str(arg) or arg == path for arg in args):
+                parsed.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, watched)
+    (tmp_path / "out" / "records").mkdir(parents=True)
+    assert len(submissions.digest(path, room.stems)) == 64
+    with Runner(runner) as trusted:
+        record = worker.grade_one(runner, trusted, room, "eve", path, "", lambda _: None)
+    assert record["state"] == records.GRADED and len(record["files"]) == 1
+    assert any("returns" in verdict["message"] or verdict["where"] for verdict in record["verdicts"]), record
+    assert not parsed
 
 
 @pytest.mark.parametrize(
@@ -323,7 +354,7 @@ def test_a_path_too_long_is_the_submissions_doing(tmp_path):
     os.close(os.open("notebook", os.O_CREAT | os.O_WRONLY, dir_fd=at))
     os.close(at)
     try:
-        submissions.take(tmp_path, ["01_collectives"])
+        submissions.take(tmp_path, ["01_collectives"], None)
     except submissions.Refused:
         pass
     sandbox.remove(tmp_path)
@@ -405,7 +436,7 @@ def test_an_unreadable_submission_is_the_machines_failure(tmp_path, monkeypatch)
 
     monkeypatch.setattr(submissions.plain, "plain_bytes", broken_disk)
     with pytest.raises(OSError):
-        submissions.take(tmp_path / "x", ["01_collectives"])
+        submissions.take(tmp_path / "x", ["01_collectives"], None)
 
 
 def test_a_folder_too_deep_for_python_is_removed_and_a_links_target_is_not(tmp_path):

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbgrader.nbgraderformat import MetadataValidator
 
-from grader.engine.lesson import build, lessons, notebooks, regions
+from grader.engine.lesson import build, lessons, notebooks, parsing, regions
 
 COURSE = Path(__file__).resolve().parents[1]
 
@@ -149,7 +149,7 @@ def test_an_unreadable_notebook_is_one_clear_line(course, text):
     ],
 )
 def test_magics_leave_and_lines_keep_their_number(code, expected):
-    assert lessons.without_magics(code) == expected
+    assert parsing.without_magics(code) == expected
 
 
 def test_the_courses_notebooks_validate_and_test_every_todo():

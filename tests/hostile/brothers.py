@@ -501,7 +501,7 @@ BROTHERS = [
     Attack(
         "again and again",
         "the notebook forty times, each nearer to the top",
-        "one is taken, of a likely size",
+        "one is kept, of a likely size",
         deeper_and_deeper,
         marks=1,
     ),
@@ -512,7 +512,9 @@ BROTHERS = [
         zip_in_a_zip,
         says="not handed in",
     ),
-    Attack("a sparse file of 1 TB", "in a tar of 2 KB", "sizes are looked at first", terabyte, state="refused"),
+    Attack(
+        "a sparse file of 1 TB", "in a tar of 2 KB", "no more is read than would be taken", terabyte, says="longer than"
+    ),
     Attack(
         "half an archive",
         "its end is missing",

@@ -1092,9 +1092,9 @@ ATTACKS = [
     Attack(
         "a header of digits",
         "of pax: a regular expression takes 25 s for it",
-        "a header has a likely length, or the archive is refused",
+        "a rank reads it, and a rank has limits",
         pax_digits,
-        says="a header of",
+        says="it takes too long",
         state="refused",
     ),
     Attack(
@@ -1108,25 +1108,24 @@ ATTACKS = [
     Attack(
         "a zip bomb",
         "50 MB of zeros as the notebook, and 400 MB beside it",
-        "sizes are looked at first",
+        "no more is read than would be taken",
         zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
-        says="unpacks to more",
-        state="refused",
+        says="longer than 5 MB",
     ),
     Attack(
         "a zip of a million entries",
         "takes the judge 10 s and a gigabyte",
-        "the length of the list is looked at first",
+        "a rank reads it, and a rank has limits",
         million_entries,
-        says="a list of more",
+        says="it takes too long",
         state="refused",
     ),
     Attack(
         "a tar bomb",
         "a header of 3 GB",
-        "no more is read than would be taken",
+        "a rank reads it, and a rank has limits",
         tar_header_bomb,
-        says="a header of",
+        says="it takes too long",
         state="refused",
     ),
     Attack(

@@ -5,6 +5,7 @@ Each lesson is an assignment, each TODO a cell with marks. formgrader opens a no
 the student's lines for each TODO, followed by the judge's verdict.
 """
 
+import json
 import os
 import sys
 import warnings
@@ -17,9 +18,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from nbgrader.api import Gradebook
 from sqlalchemy.exc import SAWarning
 
-from grader.engine.classroom import records
+from grader.engine.classroom import records, submissions
 from grader.engine.judge.words import heading, story
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, parsing, regions
 from utils.whole import write_whole
 
 
@@ -76,9 +77,13 @@ def points_of(stem: str, number: int) -> int:
 
 def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookNode:
     """The notebook that formgrader shows for one lesson of one student."""
-    taken = room.taken(record["student"])
+    taken, kept = room.taken(record["student"]), room.cells(record["student"], stem)
+
+    def read(*_: object) -> list[parsing.Cell]:
+        return submissions.cells_of(json.loads(kept.read_text("utf-8")))
+
     try:
-        units = [*lessons.units(stem, taken), *lessons.batch_units(stem, taken)]
+        units = [*lessons.units(stem, taken, read=read), *lessons.batch_units(stem, taken)]
     except (FileNotFoundError, ValueError):
         units = []
     book = new_notebook(

@@ -46,6 +46,10 @@ class Class:
         """The folder with the files that were graded."""
         return self.out / "taken" / file_name(student)
 
+    def cells(self, student: str, stem: str) -> Path:
+        """What was read of a lesson's file, in a sandbox."""
+        return self.taken(student) / f"{stem}.json"
+
 
 def file_name(student: str) -> str:
     """A safe file name for a student, whatever the student is called: it leads nowhere else, and no two students get

@@ -19,10 +19,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grader.engine.classroom import submissions
-from grader.engine.classroom.records import GRADED, NOT_HANDED_IN, REFUSED, VERSION, Class, failure, keep, load, longest
+from grader.engine.classroom.records import (
+    GRADED,
+    NOT_HANDED_IN,
+    REFUSED,
+    VERSION,
+    Class,
+    failure,
+    keep,
+    load,
+    longest,
+    write_whole,
+)
 from grader.engine.judge import student as of_students
 from grader.engine.judge.judge import Judge
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, parsing
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
@@ -59,7 +70,8 @@ def grade_one(
     try:
         if refuse:
             raise submissions.Refused(refuse)
-        taken = submissions.take(path, room.stems)
+        with Runner(outside, room.guards, room.course, [submissions.READING], room.stems[0]) as inside:
+            taken = submissions.take(path, room.stems, inside)
     except submissions.Refused as problem:
         taken = submissions.Taken(refused=[str(problem)])
         record["state"] = REFUSED
@@ -91,10 +103,16 @@ def judge_lesson(
     """Judge one lesson of a submission, in its own sandbox, which contains none of this lesson's answers."""
     folder, own = room.taken(record["student"]), seed(room, record)
     backend = backends.for_a_class(room.backend)
-    packages = [package for package in [lessons.said_by_checks(stem, "PACKAGE")] if package]
+    packages = [package for package in [submissions.READING, lessons.said_by_checks(stem, "PACKAGE")] if package]
     with Runner(outside, room.guards, room.course, packages, stem, trusted, backend=backend) as inside:
         inside.server.until = until
-        judge = Judge(inside, stem, folder, seed=own)
+
+        def read(text: str, notebook: bool) -> list[parsing.Cell]:
+            cells = submissions.parse(inside, stem, text, notebook)
+            write_whole(room.cells(record["student"], stem), json.dumps(cells))  # for the gradebook
+            return cells
+
+        judge = Judge(inside, stem, folder, seed=own, read=read)
         judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
         if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
             judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN

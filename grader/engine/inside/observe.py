@@ -62,6 +62,7 @@ from utils.watched.calls import aside, described, intercept, members_of, tensors
 leave: Callable[[int], None] = os._exit  # the real one: `watch` replaces it for the student
 
 
+STORE = "store"  # the file by which the ranks of a call meet
 PATIENT = 0.2  # seconds for which a patient judge waits for events
 
 
@@ -205,7 +206,8 @@ def meet_in_files(reporter: Reporter) -> None:
         world = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
         reporter.say(e="joins", rank=rank, elsewhere=elsewhere, where=reporter.where())
         reporter.meetings += 1
-        yield dist.FileStore(str(reporter.folder / "meet" / f"store-{reporter.meetings}"), world), rank, world
+        store = dist.FileStore(str(reporter.folder / STORE), world)
+        yield dist.PrefixStore(str(reporter.meetings), store), rank, world
 
     for scheme in ("env", "tcp"):
         dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet

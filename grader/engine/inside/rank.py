@@ -4,7 +4,7 @@ Everything here runs in the rank's own process, together with the student's code
 reports to the judge and judges nothing. The server that forked it knows the job;
 the inputs, which only this rank may see, come from the judge over its own connection:
 
-    folder       the folder of the run: in it, each rank has its own, called by its number; `meet` has the store
+    folder       the folder of the run: in it, each rank has its own, called by its number; the ranks meet by `store`
     common       whether all ranks work in one folder, `common`
     units        [{name, text}]: the student's code, a script or a notebook's cells
     file         the value of `__file__` for them
@@ -84,11 +84,11 @@ def take_gpu(reporter: observe.Reporter) -> None:
     reporter.say(e="fit")
 
 
-def folders(job: dict, number: int) -> list[str]:
-    """The folders to which this rank may write, of the first call and of the second."""
+def places(job: dict, number: int) -> list[str]:
+    """The folders and files to which this rank may write, of the first call and of the second."""
     calls = [Path(job["folder"]), Path(job["folder"]) / "second"]
-    names = [str(number), "meet", "common"]
-    return [str(call / name) for call in calls for name in names if (call / name).is_dir()]
+    names = [str(number), observe.STORE, "common"]
+    return [str(call / name) for call in calls for name in names if (call / name).exists()]
 
 
 def redirect(own: Path) -> None:

@@ -17,7 +17,6 @@ same `Judge`.
 import functools
 import importlib
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +25,7 @@ from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, named_places
 from grader.engine.judge.twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, parsing, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.runner import Runner
@@ -49,9 +48,10 @@ class Judge:
         seed: str = "",
         presumed: Collection[int] = (),
         passed: Passed | None = None,
+        read: Callable[[str, bool], list[parsing.Cell]] = parsing.cells,
     ) -> None:
         """`presumed`: TODOs that are assumed to be right and not checked. `passed`: a store of TODOs that passed with
-        their current text; this judge adds what it finds.
+        their current text; this judge adds what it finds. `read`: as for `lessons.units`.
         """
         self.lesson, self.passed = lesson, passed
         self.lacks = lessons.lacking(lesson)
@@ -71,7 +71,7 @@ class Judge:
             self.student = Student(
                 runner,
                 lesson,
-                lessons.units(lesson, target, latest) if units is None else units,
+                lessons.units(lesson, target, latest, read) if units is None else units,
                 lessons.batch_units(lesson, target) if batch is None else batch,
                 seed,
             )
@@ -383,15 +383,10 @@ WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
     """Why a script does not compile: file, line and its text. A notebook's cells fail one by one, on the ranks."""
     for unit in [] if lessons.is_notebook(lesson) else units:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compile(unit.text, unit.name, "exec", dont_inherit=True)
-        except lessons.NO_PYTHON as error:
-            number = getattr(error, "lineno", None) or 1
+        what, number, _ = unit.outline
+        if what:
             lines = unit.text.splitlines()
-            text = lines[number - 1].strip() if number <= len(lines) else ""
-            what = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
+            text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
             return Fault(
                 "crash",
                 f"{unit.name}:{number} is not Python: {what}: “{text}”",

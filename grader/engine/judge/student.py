@@ -1,6 +1,5 @@
 """A student's lesson as a check sees it: code to run on ranks, and the serial reference to compare with."""
 
-import ast
 import copy
 import json
 import random
@@ -287,13 +286,21 @@ class Student:
             raise Fault("crash", f"what the ranks left cannot be read ({type(error).__name__})", None) from error
         finally:
             self.seconds += time.perf_counter() - began
-        claimed = least_bytes(run.events) + (least_bytes(run.second.events) if run.second else 0)
-        failed = run.fault or (run.second and run.second.fault)
-        if run.wire is not None and not failed and run.wire < claimed:
+        self.suspect(run)
+        return run
+
+    def suspect(self, run: Run) -> None:
+        """Note what a person should look at: ranks that passed numbers on by other ways than they report."""
+        calls = [call for call in (run, run.second) if call]
+        if any(call.fault for call in calls):
+            return
+        claimed = sum(least_bytes(call.events) for call in calls)
+        if run.wire is not None and run.wire < claimed:
             self.suspicions.append(
                 f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}"
             )
-        return run
+        if posted := " and ".join(call.posted for call in calls if call.posted):
+            self.suspicions.append(f"not all is an address in the store by which the ranks meet: {posted}")
 
 
 def qualified(function: Callable) -> str:
@@ -329,25 +336,13 @@ def named_places(words: str, units: list[lessons.Unit]) -> str:
         number = int(found[1] or 0)
         todo = regions.todo_at(unit.source, unit.text, number) if unit.source and number else None
         lines = unit.text.splitlines()
-        function = function_at(unit.text, number)
+        # the function, or method of a class, that contains this line
+        function = ".".join(name for name, begin, end in unit.outline.functions if begin <= number <= end)
         place = f"{function}{f' (TODO {todo})' if todo else ''}" if function else f"TODO {todo}" if todo else "a cell"
         quoted = lines[number - 1].strip() if 0 < number <= len(lines) else next(filter(str.strip, lines), "").strip()
         return f"{place}: “{textwrap.shorten(quoted, 100, placeholder=' …')}”"
 
     return CELL.sub(in_words, words)
-
-
-def function_at(text: str, line: int) -> str:
-    """The function, or method of a class, that contains this line; "" if none does."""
-    try:
-        tree = ast.parse(text)
-    except lessons.NO_PYTHON:
-        return ""
-    names = []
-    for node in ast.walk(tree):  # from the outermost inwards
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.lineno <= line <= node.end_lineno:
-            names.append(node.name)
-    return ".".join(names)
 
 
 def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:

@@ -9,19 +9,14 @@ except the file system; only their order is written down.
 import ast
 import hashlib
 import re
-import sys
-import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from grader.engine.lesson import regions
+from grader.engine.lesson import parsing, regions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
-
-# nbformat's validator would load a grammar of international web addresses, which takes two seconds and which our
-# notebooks do not need. If the module cannot be imported, it works without.
-sys.modules.setdefault("rfc3987_syntax", None)
 
 COURSE = Path(__file__).resolve().parents[3]
 
@@ -52,8 +47,6 @@ BASELINE = "single_gpu_training"  # complete as given: the serial run, which eve
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
 PREFLIGHT = "preflight"  # the batch file that belongs to no lesson
 WITH_BATCH_TODOS = "ddp_training"  # the lesson with TODOs in its batch files; later scripts get them solved
-MOST_CODE, MOST_LINES = 500_000, 20_000  # characters of a script, or of all cells of a notebook
-MOST_CELLS = 1000
 
 
 class Unit(NamedTuple):
@@ -62,6 +55,11 @@ class Unit(NamedTuple):
     name: str  # "train/ddp_training.py" or "notebooks/01_collectives.ipynb, cell 5"
     text: str
     source: str  # its source, with regions; "" for a cell that the student added
+    known: parsing.Outline | None = None  # if it is a stranger's: it was parsed in a sandbox
+
+    @property
+    def outline(self) -> parsing.Outline:
+        return self.known or parsing.outline(self.text)
 
 
 class Ran(NamedTuple):
@@ -169,43 +167,42 @@ def student_path(stem: str, target: str | Path | None = None) -> Path:
     return percent if percent.is_file() and not notebook.exists() else notebook
 
 
-def units(stem: str, target: str | Path | None = None, latest: dict[str, Ran] | None = None) -> list[Unit]:
+def units(
+    stem: str,
+    target: str | Path | None = None,
+    latest: dict[str, Ran] | None = None,
+    read: Callable[[str, bool], list[parsing.Cell]] = parsing.cells,
+) -> list[Unit]:
     """The graded code of a lesson: the script, or all of the student's code cells in order.
 
     ``target`` is the folder to grade, or the file itself. ``latest`` has a notebook's cells as a kernel last ran them,
     by cell id: it knows them before they are saved. A new cell that is not yet in the file comes last. Cells that the
-    course locks (tests, set-up) are left out, and so are magics and shell lines. Raises FileNotFoundError, or
-    ValueError for an unreadable notebook.
+    course locks (tests, set-up) are left out, and so are magics and shell lines. ``read`` parses the file: a stranger's
+    in a sandbox. Raises FileNotFoundError, or ValueError for a file that cannot be read.
     """
     source = source_path(stem).read_text("utf-8")
     path = student_path(stem, target) if target is None or not Path(target).is_file() else Path(target)
     text = path.read_text("utf-8-sig", errors="replace")  # Python, too, takes no notice of a byte order mark
+    percent = is_notebook(stem) and path.suffix == ".py"
+    try:
+        cells = [*map(parsing.cell_of, read_percent(text, stem).cells)] if percent else read(text, is_notebook(stem))
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from None
     if not is_notebook(stem):
-        return [Unit(f"train/{path.name}", of_likely_size(text, path), source)]
+        return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].outline)]
 
     given = read_percent(source, stem).cells
-    known = {_key(cell): cell.source for cell in given}
-    cells = read_percent(text, stem).cells if path.suffix == ".py" else _read_notebook(text, path)
+    known = {parsing.key(node): node.source for node in given}
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
-    of_likely_size("".join(cell.source for cell in cells), path)
     there = [
-        Unit(f"notebooks/{stem}.ipynb, cell {number}", without_magics(cell.source), known.get(_key(cell), ""))
+        Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, known.get(cell.key, ""), cell.outline)
         for number, cell in enumerate(cells, start=1)
-        if cell.cell_type == "code" and not is_locked(cell) and not _is_foreign(cell.source)
+        if cell.runs
     ]
-    keys = {_key(cell) for cell in cells if cell.cell_type == "code"}
-    gone = [cell for cell in given if _key(cell) not in keys and _is_graded(cell)]
-    return there + [Unit(f"notebooks/{stem}.ipynb", "", cell.source) for cell in gone]
-
-
-def of_likely_size(code: str, path: Path) -> str:
-    """The code, unless it is implausibly long: it is compared with the source line by line, and a lesson has a few
-    hundred lines.
-    """
-    if len(code) > MOST_CODE or code.count("\n") > MOST_LINES:
-        raise ValueError(f"{path}: more code than a lesson has ({len(code):,} characters, {MOST_CODE:,} are read)")
-    return code
+    keys = {cell.key for cell in cells if cell.code}
+    gone = [node for node in given if parsing.key(node) not in keys and _is_graded(node)]
+    return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source) for node in gone]
 
 
 def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
@@ -216,19 +213,21 @@ def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
         path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
         if source.suffix in BATCH and regions.titles(text) and path.is_file():
             mine = path.read_bytes().decode("utf-8", errors="replace")  # with its ends of lines, which sbatch looks at
-            found.append(Unit(f"sbatch/{source.name}", of_likely_size(mine, path), text))
+            try:
+                found.append(Unit(f"sbatch/{source.name}", parsing.of_likely_size(mine), text))
+            except ValueError as problem:
+                raise ValueError(f"{path}: {problem}") from None
     return found
 
 
-def _bring_up_to_date(cells: list["NotebookNode"], latest: dict[str, Ran], saved: float) -> None:
-    from nbformat.v4 import new_code_cell
-
+def _bring_up_to_date(cells: list[parsing.Cell], latest: dict[str, Ran], saved: float) -> None:
     missing = dict(latest)
-    for cell in cells:
-        if ran := missing.pop(cell.get("id", ""), None):
-            cell.source = ran.source
+    for number, cell in enumerate(cells):
+        if ran := missing.pop(cell.id, None):
+            cells[number] = parsing.edited(cell, ran.source)
     # A cell that ran before the file was saved, and is not in it, was deleted.
-    cells += [new_code_cell(ran.source) for ran in missing.values() if ran.when > saved]
+    new = parsing.Cell("", "", True, False, "")
+    cells += [parsing.edited(new, ran.source) for ran in missing.values() if ran.when > saved]
 
 
 def read_percent(source: str, stem: str) -> "NotebookNode":
@@ -238,72 +237,16 @@ def read_percent(source: str, stem: str) -> "NotebookNode":
     notebook = jupytext.reads(source, fmt="py:percent")
     for index, cell in enumerate(notebook.cells):
         place = hashlib.sha256(f"{stem}/{index}".encode()).hexdigest()[:8]
-        cell.id = _nbgrader(cell).get("grade_id", place)
+        cell.id = parsing.nbgrader(cell).get("grade_id", place)
         cell.metadata.pop("lines_to_next_cell", None)  # jupytext's own note
     return notebook
 
 
-def is_locked(cell: "NotebookNode") -> bool:
-    """Whether the cell belongs to the course: a test, or a cell that nbgrader restores."""
-    marks = _nbgrader(cell)
-    return not marks.get("solution") and bool(marks.get("grade") or marks.get("locked"))
-
-
-# What parsing raises for text that is not Python. The last two: nested too deeply for the parser.
-NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
-
-# Cell magics whose cell is still Python; cells with any other magic are left out.
-PYTHON_CELL = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
-MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+\?{1,2}\s*$)")
-
-
-def without_magics(code: str) -> str:
-    """The code with ``pass`` in place of each magic, shell line or ``help?``, so that line numbers stay the same."""
-    try:
-        ast.parse(code)
-        return code  # then a line that starts with % continues the line above
-    except NO_PYTHON:
-        lines = code.split("\n")
-        return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
-
-
-def _is_foreign(code: str) -> bool:
-    return code.lstrip().startswith("%%") and not PYTHON_CELL.match(code)
-
-
-def _is_graded(cell: "NotebookNode") -> bool:
+def _is_graded(node: "NotebookNode") -> bool:
     """Whether other cells may use what this source cell defines: it is not a test, and it defines something."""
     makes = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
     return (
-        cell.cell_type == "code"
-        and not is_locked(cell)
-        and any(isinstance(line, makes) for line in ast.parse(without_magics(cell.source)).body)
+        node.cell_type == "code"
+        and not parsing.is_locked(node)
+        and any(isinstance(line, makes) for line in ast.parse(parsing.without_magics(node.source)).body)
     )
-
-
-def _nbgrader(cell: "NotebookNode") -> dict[str, Any]:
-    return cell.metadata.get("nbgrader", {})
-
-
-def _key(cell: "NotebookNode") -> str:
-    """The key by which a student's cell is matched to its source."""
-    return _nbgrader(cell).get("grade_id") or cell.get("id", "")
-
-
-def _read_notebook(text: str, path: Path) -> list["NotebookNode"]:
-    import nbformat
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # cells without an id, as written by some editors
-            if text.count('"cell_type"') > MOST_CELLS:  # each takes a millisecond to read
-                raise ValueError(f"more than {MOST_CELLS} cells")
-            cells = nbformat.reads(text, as_version=4).cells
-        # nbformat only logs problems; the fields used here must exist
-        for cell in cells:
-            if not (cell.cell_type and isinstance(cell.source, str) and isinstance(_key(cell), str)):
-                raise TypeError("a cell without source")
-        return cells
-    except Exception as error:  # nbformat raises many kinds of errors for unknown versions
-        reason = str(error).split("\n")[0][:80] or type(error).__name__
-        raise ValueError(f"{path}: not a notebook that can be read ({reason})") from None

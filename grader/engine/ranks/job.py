@@ -26,7 +26,7 @@ class Job:
         inputs: these, by name.
         group: make the process group before the call.
         gpus: how many GPUs a node pretends to have.
-        files: name -> text of files in the working folder.
+        files: name -> content of files in the working folder.
         on_gpus: run on GPUs, if the runner's backend is NCCL.
         common: all ranks work in one folder; else each in its own, and no rank sees another's files.
         second: the inputs of a second call of the function, in the processes of the first one.
@@ -41,7 +41,7 @@ class Job:
     inputs: dict[str, Any] = field(default_factory=dict)
     group: bool = True
     gpus: int = 0
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes | str] = field(default_factory=dict)
     on_gpus: bool = False
     common: bool = False
     second: dict[str, Any] | None = None
@@ -68,13 +68,14 @@ class Job:
         """The folders of its calls below the run's, with its files in them."""
         places = ["common"] if self.common else list(map(str, range(self.world)))
         for call in (run, run / "second") if self.second is not None else (run,):
-            for name in {*map(str, range(self.world)), "meet", *places}:
+            for name in {*map(str, range(self.world)), *places}:
                 (call / name).mkdir(parents=True)
+            (call / "store").touch()
         for place in places:
-            for name, text in self.files.items():
+            for name, content in self.files.items():
                 target = run / place / "work" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
+                target.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def inputs_of(self, rank: int) -> list[dict[str, Any]]:
         """The inputs of each call for this rank."""

@@ -7,7 +7,7 @@ on that. So the run is rehearsed: each rank's events are replayed, and a send co
 started. If the replay gets stuck, the run would deadlock without buffers.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,6 +50,14 @@ class Collective(NamedTuple):
             self.op
         )
         return self.bytes if rings is None else rings * (self.world - 1) / self.world * self.bytes
+
+    @property
+    def least(self) -> float:
+        """The rank's part of the bytes that must travel, by any algorithm: to a broadcast, a reduce and the like, each
+        rank but one contributes.
+        """
+        rings = self.op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+        return self.sent if rings else (self.world - 1) / self.world * self.bytes
 
 
 def collectives(events: Sequence[list[dict]]) -> list[Collective]:
@@ -139,25 +147,12 @@ def with_source(event: dict, ends: dict[int, dict]) -> dict:
     return event
 
 
-# Operations whose bytes must go to another rank.
-SENT = {"send", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "reduce_scatter"}
-
-
 def least_bytes(events: Sequence[list[dict]]) -> int:
-    """The least number of bytes that must have travelled between the ranks if these events are true: for each call, one
-    rank's bytes.
+    """The least number of bytes that must have travelled between the ranks if these events are true: the sum of what
+    each rank must have sent.
     """
-    calls: dict[tuple, int] = {}
-    for number, mine in enumerate(events):
-        met: Counter[str] = Counter()
-        for event in mine:
-            if event["e"] == "op" and event["op"] in SENT and len(event["group"]) > 1:
-                # A message belongs to its sender, a collective to all ranks.
-                who = number if event["op"] == "send" else None
-                met[event["name"], who] += 1
-                call = event["name"], who, met[event["name"], who]
-                calls[call] = max(calls.get(call, 0), event["bytes"])
-    return sum(calls.values())
+    sent = sum(event["bytes"] for mine in events for event in mine if event["e"] == "op" and event["op"] == "send")
+    return int(sent + sum(call.least for call in collectives(events)))
 
 
 class Loose(NamedTuple):

@@ -23,4 +23,5 @@ class Run:
     fault_after: float = 0.0  # seconds from the start of the run to the diagnosis
     own_time: float = 0.0  # of these, seconds in which the ranks were not held up by a busy machine
     wire: int | None = None  # bytes between the ranks, counted by the kernel; None without a sandbox
+    posted: str = ""  # what ranks in a sandbox left in the store by which they meet, though it is no meeting
     second: "Run | None" = None  # for a job of two calls, the second one's results; None if it never started

@@ -66,7 +66,7 @@ from grader.engine.walls import inside as walls
 rank.load_library(lessons.ORDER[0])  # modules imported by students' code that contain no answers
 
 
-ShutIn = Callable[[list[str]], None]  # what a rank does to itself, with the folders that are left to it
+ShutIn = Callable[[list[str]], None]  # what a rank does to itself, with the places that are left to it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 
@@ -272,7 +272,7 @@ def fork(job: dict, number: int, ends: list[int], inherited: tuple[int, ...], sh
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if shut_in:
-            shut_in(rank.folders(job, number))
+            shut_in(rank.places(job, number))
         rank.main(job, number, socket.socket(fileno=ends[number]))
         status = 0
     finally:

@@ -118,7 +118,6 @@ class Session:
                 if time.monotonic() - looked > TICK:
                     looked = time.monotonic()
                     self.fault = self.fault or self.beyond_limits() or self.look()
-            self.fault = self.fault or self.met()
         finally:
             self.run.fault_after = time.monotonic() - self.started
             self.run.own_time = max(self.pulse.own.values())
@@ -130,7 +129,7 @@ class Session:
                     key.fileobj.close()
             self.selector.close()
         self.run.fault = self.fault
-        self.traces.collect(self.run)
+        self.collect()
         if self.first:
             self.first.second = self.run
         return self.first or self.run
@@ -141,8 +140,8 @@ class Session:
         if self.job.second is None or self.first or words != ["boundary"] * self.world or self.endings.status:
             return False
         self.run.own_time = max(self.pulse.own.values())
-        self.traces.collect(self.run)
-        self.fault = self.run.fault or self.met()
+        self.collect()
+        self.fault = self.run.fault
         if self.fault:
             return False
         self.first = self.run
@@ -283,13 +282,15 @@ class Session:
         """The fault of a submission that exceeds its limits, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
-        fault = limits.excess(self.server) or limits.stopped(self.server) or limits.met(self.traces.folder)
+        fault = limits.excess(self.server) or limits.stopped(self.server)
         self.lost = self.lost or fault is not None
         return fault
 
-    def met(self) -> Fault | None:
-        """The fault of strangers' ranks that have left something where they meet, at the end of a call."""
-        return limits.met(self.traces.folder) if self.server.sandbox else None
+    def collect(self) -> None:
+        """What the ranks have left, at the end of a call."""
+        if self.server.sandbox and not self.on_gpu:
+            self.run.posted = limits.posted(self.traces.folder / "store")
+        self.traces.collect(self.run)
 
     def look(self) -> Fault | None:
         """The fault of a rank that runs endlessly, or that nothing will wake."""

@@ -14,6 +14,7 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,20 +74,20 @@ def for_cuda() -> bool:
     return torch is not None and torch.version.cuda is not None
 
 
-def shut_in(folders: Sequence[str], namespaces: bool, landlock: bool, gpus: bool) -> None:
-    """In a rank: from now on these are the folders that it writes to, and every way back is closed.
+def shut_in(places: Sequence[str], namespaces: bool, landlock: bool, gpus: bool) -> None:
+    """In a rank: from now on these are the folders and files that it writes to, and every way back is closed.
 
     `namespaces`: there is a sandbox of bubblewrap's. `landlock`: there is none, and Landlock is to do what it can.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if namespaces:
-        see_alone(libc, folders, gpus)
+        see_alone(libc, places, gpus)
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     succeed(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
     if landlock:
-        confine(folders)
+        confine(places)
     elif namespaces and not gpus:
         keep_to_itself()
     forbid_calls(libc, services=namespaces)
@@ -104,7 +105,7 @@ def try_out(shut_in: Callable[[Sequence[str]], None]) -> None:
         raise OSError("the ranks' walls cannot be had")
 
 
-def see_alone(libc: ctypes.CDLL, folders: Sequence[str], gpus: bool) -> None:
+def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     """Have a view of the files that no other rank has."""
 
     def mount(source: str, target: str, flags: int, kind: str = "", data: str = "") -> None:
@@ -113,11 +114,15 @@ def see_alone(libc: ctypes.CDLL, folders: Sequence[str], gpus: bool) -> None:
 
     succeed(libc.unshare(CLONE_NEWNS), "unshare mounts")
     mount("none", "/", RECURSIVE | PRIVATE)
-    held = {folder: os.open(folder, os.O_PATH) for folder in folders}
+    held = {place: os.open(place, os.O_PATH) for place in places}
     mount("none", "/runs", NOSUID | NODEV, "tmpfs", "size=64k,mode=755")
-    for folder, number in held.items():
-        os.makedirs(folder)
-        mount(f"/proc/self/fd/{number}", folder, BIND)
+    for place, number in held.items():
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            os.makedirs(place)
+        else:  # the store: nothing can lie beside it, and it cannot be removed
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.mknod(place)
+        mount(f"/proc/self/fd/{number}", place, BIND)
         os.close(number)
     mount("none", "/runs", REMOUNT | BIND | READ_ONLY | NOSUID | NODEV)
     for place in ("/tmp",) if gpus else ("/tmp", "/dev/shm"):

@@ -31,9 +31,9 @@ def keep_to_itself() -> None:
         restrict(libc, libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0))
 
 
-def confine(folders: Sequence[str]) -> None:
-    """From now on this process and its children read only what a lesson needs, write only in `folders`, signal only one
-    another.
+def confine(own: Sequence[str]) -> None:
+    """From now on this process and its children read only what a lesson needs, write only in their `own` places,
+    signal only one another.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
@@ -59,7 +59,7 @@ def confine(folders: Sequence[str]) -> None:
         )
     ]
     # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and different ones draw different weights
-    for path, rights in [*places, *((device, ALL) for device in devices), *((folder, ALL) for folder in folders)]:
+    for path, rights in [*places, *((device, ALL) for device in devices), *((place, ALL) for place in own)]:
         if not os.path.exists(path):
             continue
         if not os.path.isdir(path):
