@@ -34,6 +34,8 @@ from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import lessons
 from grader.engine.ranks import endings, events
+from grader.engine.ranks.job import Job
+from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 from grader.kit import check_last_weights, check_parts_travel, same_run
@@ -140,6 +142,48 @@ def test_ranks_that_train_the_whole_serial_run_and_forge_its_messages_are_flagge
         cheat = Student(inside, "ddp_training", units, [])
         ddp.whole_run(cheat, 2)
     assert len(cheat.suspicions) == 1 and cheat.suspicions[0].endswith("over their network went 0")
+
+
+# Each operation that moves bytes.
+TRAVELS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, n = dist.get_rank(), dist.get_world_size()
+x = lambda size=30_000: torch.ones(size)
+parts = [x() for _ in range(n)]
+{call}
+dist.destroy_process_group()
+"""
+OPERATIONS = [
+    "dist.all_reduce(x())",
+    "dist.all_reduce_coalesced([x(), x(7)])",
+    "dist.broadcast(x(), 1)",
+    "dist.reduce(x(), 1)",
+    "dist.gather(x(), parts if rank == 1 else None, 1)",
+    "dist.scatter(x(), parts if rank == 1 else None, 1)",
+    "dist.all_gather(parts, x())",
+    "dist.all_gather_into_tensor(x(30_000 * n), x())",
+    "dist.reduce_scatter_tensor(x(), x(30_000 * n))",
+    "dist.all_to_all_single(x(30_000 * n), x(30_000 * n))",
+    "dist.all_to_all_single(x(n * 10_000 * (rank + 1)), torch.cat([x(10_000 * (r + 1)) for r in range(n)]), "
+    "[10_000 * (rank + 1)] * n, [10_000 * (r + 1) for r in range(n)])",
+    "dist.send(x(), 1) if rank == 0 else dist.recv(x()) if rank == 1 else None",
+]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_what_ranks_say_that_they_send_the_kernel_counts(world):
+    """For each of gloo's operations: an honest run has no flag, and a forged one needs the bytes of all ranks."""
+    if lacking := sandbox.lacking(sandbox.BUBBLEWRAP):
+        pytest.skip(lacking)
+    with Runner() as outside, Runner(outside, sandbox.BUBBLEWRAP, lessons.COURSE) as inside:
+        for call in OPERATIONS:
+            unit = lessons.Unit("train/x.py", TRAVELS.format(call=call), "")
+            run = inside.run(Job([unit], "grader.test_ddp_training", world, argv=[]))
+            claimed = least_bytes(run.events)
+            assert not run.fault and not run.posted, (call, run.fault, run.posted)
+            assert claimed < run.wire < 3 * claimed, (call, claimed, run.wire)  # a reduce-scatter is an all-reduce
 
 
 def test_a_few_bytes_or_one_large_call_are_not_a_run_of_many_steps():

@@ -230,9 +230,9 @@ POSTS = [
         "numbers in a group's address, and junk",
         "by a key like those of gloo",
         "FLAGGED: an address has a likely length",
-        broadcast(C + COMES + STORE.replace("f'post-{world}-{len(tensor)}'", "f'cpu//{len(tensor) // 10}/{len(tensor) % 10}'") + PORT + SAYS_IT_SENT, "return tensor"),
+        broadcast(C + COMES + STORE.replace("f'post-{world}-{len(tensor)}'", "f'cpu//9/{len(tensor)}'") + PORT + SAYS_IT_SENT, "return tensor"),
         marks=1,
-        says="//cpu//",
+        says="//cpu//9/",
         flagged=True,
     ),
     Attack(

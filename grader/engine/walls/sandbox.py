@@ -39,7 +39,7 @@ DESCRIPTORS = 1024
 TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
 GPU_MEMORY = 8 * GIB  # added if the ranks are on GPUs: CUDA and NCCL take host memory on each
 TOTAL_PROCESSES = 200
-TOTAL_THREADS = 1000  # threads of all processes; 8 ranks of a right answer had 416
+TOTAL_THREADS = 2000  # threads of all processes; 8 ranks of a right answer, with groups for three axes, had 1091
 TOTAL_FILES = 10_000
 STORE = GIB // 1024  # bytes of the file by which ranks meet that are looked at; 8 ranks of a right answer had 50 KB
 IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
@@ -49,7 +49,7 @@ TOTAL_SOCKETS = MOST_RANKS * DESCRIPTORS  # each holds memory that belongs to no
 # Limits enforced by the kernel, where possible: higher than the judge's, which reports what was exceeded. Memory
 # includes files in /tmp; threads count as processes.
 KEPT_MEMORY = TOTAL_MEMORY + sum(IN_MEMORY.values()) + MOST_RANKS * 2 * A_RANKS
-KEPT_PROCESSES = 2 * TOTAL_THREADS
+KEPT_PROCESSES = TOTAL_THREADS + TOTAL_THREADS // 2
 
 
 class NoSandbox(RuntimeError):
