@@ -581,19 +581,13 @@ ATTACKS = [
         raising(UNLINKED),
         says=NOTHING,
     ),
-    Attack(
-        "a folder too deep",
-        "files where no path reaches",
-        "the kernel counts what lies in /runs",
-        raising(DEEP_FILES),
-        says="files",
-    ),
+    Attack("a folder too deep", "files where no path reaches", "the same", raising(DEEP_FILES), says="No space left"),
     Attack(
         "a hundred thousand files",
         "small ones: whoever walks there takes long",
-        "the kernel counts what lies in /runs",
+        "memory of a fixed number of files in their place: the kernel refuses more",
         broadcast(C + MANY_FILES),
-        says="more files",
+        says="No space left",
     ),
     Attack(
         "a link in place of the run's folder",

@@ -19,28 +19,17 @@ LONGEST_ADDRESS = 256  # bytes of a value in the store: gloo's, of 8 ranks, have
 
 def excess(server: Connection) -> Fault | None:
     """The fault of a submission that uses more than its limits."""
-    processes = server.inside()
-    most_memory = server.sandbox.memory
-    memory = resident(processes, most_memory)
-    threads = sum(map(threads_of, processes))
-    files, sockets = server.sandbox.files(), server.sandbox.sockets()
-    gib = sandbox.GIB
-    for what, seen, most in (
-        ("memory", f"{memory / gib:.1f} GiB", memory > most_memory and f"{most_memory // gib} GiB"),
-        ("processes", f"{len(processes)}", len(processes) > sandbox.TOTAL_PROCESSES and f"{sandbox.TOTAL_PROCESSES}"),
-        ("threads", f"{threads}", threads > sandbox.TOTAL_THREADS and f"{sandbox.TOTAL_THREADS}"),
-        ("files", f"{files}", files > sandbox.TOTAL_FILES and f"{sandbox.TOTAL_FILES}"),
-        ("sockets", f"{sockets}", sockets > sandbox.TOTAL_SOCKETS and f"{sandbox.TOTAL_SOCKETS}"),
-        ("time", "its end is not in sight", time.monotonic() > server.until and "its share"),
+    processes, most_memory = server.inside(), server.sandbox.memory
+    for what, seen, most, unit in (
+        ("memory", resident(processes, most_memory) / sandbox.GIB, most_memory / sandbox.GIB, " GiB"),
+        ("processes", len(processes), sandbox.TOTAL_PROCESSES, ""),
+        ("threads", sum(map(threads_of, processes)), sandbox.TOTAL_THREADS, ""),
+        ("sockets", server.sandbox.sockets(), sandbox.TOTAL_SOCKETS, ""),
+        ("time", max(time.monotonic() - server.until, 0), 0, " s beyond its share"),
     ):
-        if most:
-            return Fault(
-                "crash",
-                f"the ranks take more {what} than a submission is given: {seen}, where {most} is allowed",
-                None,
-                expected=f"at most {most}",
-                seen=seen,
-            )
+        if seen > most:
+            text = f"the ranks take more {what} than a submission is given: {seen:.5g}{unit}, where {most:g} is allowed"
+            return Fault("crash", text, None, expected=f"at most {most:g}{unit}", seen=f"{seen:.5g}{unit}")
     return None
 
 

@@ -45,6 +45,8 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
             succeed(libc.setns(namespace, 0), f"setns {kind}")
             os.close(namespace)
         os.chdir("/")
+        limits = f"size={sandbox.IN_MEMORY['/runs']},nr_inodes={sandbox.TOTAL_FILES}"  # bubblewrap limits the size only
+        succeed(libc.mount(b"none", b"/runs", b"", REMOUNT | NOSUID | NODEV, limits.encode()), "limit the files")
         if child := os.fork():  # only processes forked from here on are inside the namespace of processes
             os.waitpid(child, 0)
             os._exit(0)

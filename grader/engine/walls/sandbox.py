@@ -40,7 +40,7 @@ TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge 
 GPU_MEMORY = 8 * GIB  # added if the ranks are on GPUs: CUDA and NCCL take host memory on each
 TOTAL_PROCESSES = 200
 TOTAL_THREADS = 2000  # threads of all processes; 8 ranks of a right answer, with groups for three axes, had 1091
-TOTAL_FILES = 10_000
+TOTAL_FILES = 10_000  # in /runs, and in each rank's /tmp and /dev/shm
 STORE = GIB // 1024  # bytes of the file by which ranks meet that are looked at; 8 ranks of a right answer had 50 KB
 IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at most
 A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
@@ -228,15 +228,6 @@ class Sandbox:
             with suppress(OSError), open(f"/proc/{self.first}/net/sockstat") as table:
                 return int(table.readline().split()[2])  # sockets: used 12
         return 0
-
-    def files(self) -> int:
-        """The number of files in /runs, as counted by the kernel: at any depth, and including deleted ones. 0 if it is
-        on a disk.
-        """
-        if self.door < 0:
-            return 0
-        about = os.fstatvfs(self.door)
-        return about.f_files - about.f_ffree
 
     def end(self) -> None:
         """End the namespace's first process, and with it all others."""
