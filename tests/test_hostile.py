@@ -388,6 +388,26 @@ def test_a_notebook_of_a_strange_version_is_unreadable_and_no_failure_of_the_mac
         lessons.units("01_collectives", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        None,
+        [None],
+        [["", "", True, False, "1"]],
+        [["", "", True, False, "1", ["", "x", []]]],
+        [["", "", True, False, "1", ["", float("inf"), []]]],
+        [["", "", True, False, "1", ["", 0, [["f", 1]]]]],
+    ],
+)
+def test_cells_that_make_no_sense_are_refused(left):
+    """A reader that its file has taken over can leave anything."""
+    with pytest.raises(submissions.Refused):
+        submissions.cells_of(left)
+    assert [
+        cell.outline.functions for cell in submissions.cells_of([["", "", 1, 0, {}, ["", "1", [[None, 1, 2]]]]])
+    ] == [[["None", 1, 2]]]
+
+
 def test_a_path_too_long_is_the_submissions_doing(tmp_path):
     at = os.open(tmp_path, os.O_RDONLY)
     for _ in range(30):

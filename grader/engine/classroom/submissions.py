@@ -22,7 +22,6 @@ from grader.engine.ranks.runner import Runner
 from grader.engine.walls import plain
 
 READING = "grader.engine.inside.reading"  # by name: it runs on a rank
-SAYS = {"refused", "cells", "problem"}
 TOO_LONG = "it takes too long: hand in your own files and nothing else"
 MOST_ARCHIVE = 50_000_000  # bytes, packed
 MOST_ENTRIES = 20_000  # of a folder
@@ -73,10 +72,11 @@ def take(path: Path, stems: list[str], inside: Runner) -> Taken:
     packed, own = of_archive(path), wanted(stems)
     name = "packed" + next(end for end in ARCHIVES if path.name.lower().endswith(end))
     left, found = read_inside(inside, stems[0], {name: packed}, "unpacked", archive=name, wanted=own)
-    if "problem" in left:
-        raise Refused(plain.plain_text(f"{path.name} cannot be read: {left['problem']}", 300))
+    refused = left.get("refused")
+    if not isinstance(refused, list):
+        raise Refused(plain.plain_text(f"{path.name} cannot be read: {left.get('problem')}", 300))
     kept = {name: found[name] for name in own if name in found and len(found[name]) <= MOST_FILE}
-    return Taken(kept, [str(line) for line in left["refused"]])
+    return Taken(kept, [str(line) for line in refused])
 
 
 def parse(inside: Runner, stem: str, text: str, notebook: bool) -> list[Cell]:
@@ -84,24 +84,20 @@ def parse(inside: Runner, stem: str, text: str, notebook: bool) -> list[Cell]:
     left, _ = read_inside(inside, stem, {"file": text}, "parsed", file="file", notebook=notebook)
     if "problem" in left:
         raise Refused(str(left["problem"]))
-    return cells_of(left["cells"])
+    return cells_of(left.get("cells"))
 
 
-def cells_of(values: list[list[Any]]) -> list[Cell]:
-    """Cells from their values, which a stranger's file may have forged. Raises Refused if they make no sense."""
+def cells_of(values: Any) -> list[Cell]:
+    """Cells from the values that their reader left. Raises Refused if these make no sense."""
+    cells = []
     try:
-        return [
-            Cell(
-                str(id), str(key), bool(code), bool(locked), str(text), Outline(str(error), int(line), spans(functions))
-            )
-            for id, key, code, locked, text, (error, line, functions) in values
-        ]
+        for cell_id, key, code, locked, text, (error, line, functions) in values:
+            spans = [[str(name), int(first), int(last)] for name, first, last in functions]
+            outline = Outline(str(error), int(line), spans)
+            cells.append(Cell(str(cell_id), str(key), bool(code), bool(locked), str(text), outline))
     except (TypeError, ValueError, OverflowError):
         raise Refused("what its reader left makes no sense") from None
-
-
-def spans(functions: list[list[Any]]) -> list[list[Any]]:
-    return [[str(name), int(first), int(last)] for name, first, last in functions]
+    return cells
 
 
 def read_inside(
@@ -116,7 +112,7 @@ def read_inside(
     if run.fault:
         return {"problem": TOO_LONG if run.fault.cause == "hang" else run.fault.message}, {}
     left = run.evidence[0]
-    return left if isinstance(left, dict) and left.keys() <= SAYS else {"problem": "it says nothing"}, run.files
+    return left if isinstance(left, dict) else {}, run.files
 
 
 def wanted(stems: list[str]) -> list[str]:
