@@ -716,7 +716,7 @@ ATTACKS = [
     Attack(
         "regaining power",
         "a user namespace, mounts, capabilities, chroot",
-        "seccomp; no capability",
+        "no capability, and seccomp no new ones",
         raising(CAPABLE),
         says=NOTHING,
         landlock=True,

@@ -14,6 +14,7 @@ The judge's drawn numbers, the references, other submissions and the gradebook s
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -247,25 +248,18 @@ class Sandbox:
             self.group.remove()
 
 
-def below(folder: Path) -> Iterator[os.DirEntry]:
-    """Everything in a folder, at any depth that paths can reach: follows no link, counts no more than allowed."""
-    left, count = [os.fspath(folder)], 0
-    while left and count <= TOTAL_FILES:
-        try:
-            with os.scandir(left.pop()) as entries:
-                for entry in entries:
-                    count += 1
-                    yield entry
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-                    if count > TOTAL_FILES:
-                        return
-        except OSError:
-            continue
-
-
 def plain_files(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in below(folder) if entry.is_file(follow_symlinks=False)]
+    """The plain files in a folder, at any depth that paths can reach: follows no link, sees no more than allowed."""
+    left, found, seen = [os.fspath(folder)], [], 0
+    while left and seen <= TOTAL_FILES:
+        with suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in itertools.islice(entries, TOTAL_FILES):
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(Path(entry.path))
+    return found
 
 
 def descriptor(number: int) -> Path:
@@ -301,4 +295,4 @@ def remove(folder: Path) -> None:
 
 def guards_of(fields: dict) -> Guards:
     """The guards with these fields."""
-    return next(guards for guards in (BUBBLEWRAP, LANDLOCK, NONE) if vars(guards) == fields)
+    return next(guards for guards in BY_NAME.values() if vars(guards) == fields)
