@@ -247,6 +247,7 @@ POSTS = [
         "rank 0 writes what rank 1 should have received, and rank 1 is silent",
         "messages are counted, and bytes by the kernel",
         broadcast(C + FORGE + COMES + STORE + "hand_in([tensor])"),
+        flagged=True,
     ),
 ]  # fmt: skip
 
