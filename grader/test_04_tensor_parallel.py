@@ -76,6 +76,11 @@ BORDERS = (
     " where, and how often?"
 )
 
+LONGER = (
+    "In part 2, `enter` gathers the sequence: its result has more tokens than its argument. Which of the two do the"
+    " sizes in your forward pass come from?"
+)
+
 
 def cut(tensor, dim, rank, world):
     """A rank's part, as torch.chunk cuts."""
@@ -1127,14 +1132,20 @@ def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
         calls[name].append(list(x.shape) if isinstance(x, torch.Tensor) else None)
         return 2 * x
 
-    layer = getattr(code, LAYER[kind][0])(
-        made(kind, seed, width, inner, heads, False, None),
-        rank,
-        world,
-        lambda x: boundary("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
-        lambda x: boundary("join", x),
-    )
-    y = layer(given(kind, seed, width, inner)[0])
+    def forward():
+        nonlocal y
+        layer = getattr(code, LAYER[kind][0])(
+            made(kind, seed, width, inner, heads, False, None),
+            rank,
+            world,
+            lambda x: boundary("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
+            lambda x: boundary("join", x),
+        )
+        y = layer(given(kind, seed, width, inner)[0])
+
+    y = None
+    if error := raised(forward):
+        return {"error": f"{error['error']}: {error['text']}"}
     # No "fault", at which all ranks would have to stop.
     return calls | {"not due": fault_of(y, (3, 14, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
 
@@ -1151,6 +1162,9 @@ def check_borders_used(student, done):
     ((_, sizes, ranks, _),) = done[borders_on_rank]
     name = LAYER[sizes["kind"]][0]
     for rank, mine in enumerate(ranks):
+        error = mine.get("error")
+        told = f"{name}, made with an `enter` that returns twice as many tokens, fails on rank {rank}"
+        expect(not error, f"{told}: {error}", "an output for all these tokens", error, rank, LONGER)
         for boundary in ("enter", "join"):
             expect(
                 len(mine[boundary]) == 1,
@@ -1206,12 +1220,16 @@ def test_todo6_embedding(student):
     ((_, _, (seen,), _),) = done[joined_words_on_rank]
     check_joined_words(seen, **one)
     ((world, _, ranks, _),) = done[one_word_on_rank]
-    row = made("embedding", one["seed"], one["width"], one["words"], 1, False, None).weight[-1].detach()
+    weight = made("embedding", one["seed"], one["width"], one["words"], 1, False, None).weight.detach()
+    # Each of the 2 × 3 tokens adds 1 to the gradient of the last row.
+    last_word = (torch.arange(one["words"])[:, None] == one["words"] - 1) * torch.full_like(weight, 6.0)
     told = f"ParallelEmbedding, all tokens being a word of rank {world - 1} of {world}"
     for rank, mine in enumerate(ranks):
         with hinted("Here most ranks have none of the words. What do they look up, and what do they add to the sum?"):
             expect(not mine["not due"], f"{told}: rank {rank} gets {mine['not due']}", (2, 3, 4), mine["not due"], rank)
-            check_tensor(f"{told}: the output on rank {rank}", mine["y"], row.expand(2, 3, -1), REL, rank)
+            check_tensor(f"{told}: the output on rank {rank}", mine["y"], weight[-1].expand(2, 3, -1), REL, rank)
+        what = f"{told}: the gradient of its rows on rank {rank}"
+        check_tensor(what, mine["gradient"], cut(last_word, 0, rank, world), REL, rank, hint=ALL_TAKE_PART)
 
 
 def joined_words_on_rank(code, rank, world, own, seed, words, width):
@@ -1227,11 +1245,20 @@ def check_joined_words(seen, seed, words, width):
     check_tensor(told, seen["y"], right[None], REL, than="what its `join` returned", hint=JOIN)
 
 
+ALL_TAKE_PART = (
+    "In part 2, `join` sends in the backward pass, too: a rank without a word of the batch must take part in it. Does"
+    " its result depend on its rows, if only through zeros?"
+)
+
+
 def one_word_on_rank(code, rank, world, own, seed, words, width):
     """All tokens are the last word: the other ranks have none of them, and are needed all the same."""
     layer = code.ParallelEmbedding(made("embedding", seed, width, words, 1, False, None), rank, world)
     y = layer(torch.full((2, 3), words - 1))
-    return {"not due": fault_of(y, (2, 3, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
+    seen = {"not due": fault_of(y, (2, 3, width)), "y": y.detach() if isinstance(y, torch.Tensor) else None}
+    if not seen["not due"] and y.requires_grad:
+        y.backward(torch.ones_like(y))
+    return seen | {"gradient": layer.weight.grad}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1858,6 +1885,7 @@ def dropped_on_rank(code, rank, world, seed, p):
         return {"made": False}
     x = 1 + torch.rand(40, 50, generator=torch.Generator().manual_seed(seed))
     seen = {"made": True, "masks": [], "fault": "", "x": x}
+    seen["torch's own"] = [one is torch.default_generator for one in made]
     for generator in made:
         for _ in range(2):
             x_ = x.clone().requires_grad_()
@@ -1936,6 +1964,11 @@ def test_todo12_dropout(student):
             rank,
             "Two generators, the common one first. What does manual_seed of a generator return?",
         )
+        for kind, torchs_own in zip(("common", "own"), mine["torch's own"]):
+            message = (
+                f"the {kind} generator on rank {rank} is torch's default one: every other draw on the rank advances it"
+            )
+            expect(not torchs_own, message, "a new torch.Generator", "torch.default_generator", rank, GLOBAL)
         told = f"dropout with p = {p} on rank {rank}"
         same, hint = "a tensor of the same shape", PRODUCT
         expect(not mine["fault"], f"{told} returns {mine['fault']}", same, mine["fault"], rank, hint)
@@ -1947,7 +1980,9 @@ def test_todo12_dropout(student):
     check_alike(ranks[0]["alike"])
 
 
+GLOBAL = "Which call makes a generator, and which one seeds the generator that everything else draws from?"
 SCALED = "What stays is scaled so that the mean is as before. By what, if a fraction p is gone?"
+EACH = "With which probability is each number dropped, whatever happens to the others?"
 PRODUCT = "Dropout is a product of x with a mask of its shape. Which line makes something else of it?"
 
 
@@ -1956,11 +1991,13 @@ def check_mask(told, x, mask, p, rank):
     dropped = mask["y"] == 0
     kept = (~dropped).float() / (1 - p)
     check_tensor(f"{told}: what stays, which is divided by 1 - p,", mask["y"], x * kept, 1e-5, rank, hint=SCALED)
+    for dim, alike in (("first", (dropped == dropped[:1]).all()), ("second", (dropped == dropped[:, :1]).all())):
+        message = f"{told}: all entries along the {dim} dimension are dropped together"
+        expect(not alike, message, "a draw for each number", "a mask that repeats", rank, EACH)
     share = dropped.float().mean().item()
     # Five standard deviations of 2000 draws.
     near_p = abs(share - p) < 5 * math.sqrt(p * (1 - p) / 2000)
-    hint = "With which probability is each number dropped, whatever happens to the others?"
-    expect(near_p, f"{told}: {share:.1%} of the numbers are dropped", f"about {p:.0%}", f"{share:.1%}", rank, hint)
+    expect(near_p, f"{told}: {share:.1%} of the numbers are dropped", f"about {p:.0%}", f"{share:.1%}", rank, EACH)
     than = "what the same mask gives"
     check_tensor(f"{told}: the gradient", mask["gradient"], kept, 1e-5, rank, than=than, hint=PRODUCT)
 

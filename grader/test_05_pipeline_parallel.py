@@ -145,22 +145,32 @@ def stages_on_rank(code, rank, world):
     for blocks in BLOCKS:
         for cut in cuts_of(blocks):
             whole = tiny_model(blocks, dropout=0.2)
+            expected = whole.eval()(x)
+            whole.train()
             torch.manual_seed(2)
             right = whole(x)
             weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
             stages = [code.Stage(whole, list(pieces)) for pieces in cut]
             torch.manual_seed(2)
-            h = x
-            for stage in stages:
-                h = stage(h)
+            h = in_a_row(stages, x)
             tensor = isinstance(h, torch.Tensor)
-            same = tensor and h.shape == right.shape and torch.allclose(h, right, rtol=1e-6, atol=1e-6)
-            found = {"same": same, "shape": list(h.shape) if tensor else type(h).__name__}
+            found = {"same": same_output(h, right), "shape": list(h.shape) if tensor else type(h).__name__}
+            found["eval"] = same_output(in_a_row([stage.eval() for stage in stages], x), expected)
             found["state"] = [same_values(stage.state_dict(), weights) for stage in stages]
             found["bytes"] = [stage_bytes(stage) for stage in stages]
             found["whole"] = same_values(whole.state_dict(), weights)
             seen.append(found)
     return seen
+
+
+def in_a_row(stages, h):
+    for stage in stages:
+        h = stage(h)
+    return h
+
+
+def same_output(h, right):
+    return isinstance(h, torch.Tensor) and h.shape == right.shape and torch.allclose(h, right, rtol=1e-6, atol=1e-6)
 
 
 def same_values(state, weights):
@@ -290,6 +300,13 @@ def check_stages(student):
             f"something else, of shape {found['shape']}",
         )
         expect(
+            found["eval"],
+            f"the stages {cut} in a row, in eval mode, do not give the model's output: is dropout still on?",
+            "the model's logits in eval mode",
+            "something else",
+            hint="eval() reaches the modules that are registered. As what does the stage keep the model's dropout?",
+        )
+        expect(
             len(found["whole"]) == len(list(tiny_model(blocks).parameters())) and all(found["whole"].values()),
             f"making the stages {cut} changes the model that they are taken from",
             "the same weights",
@@ -330,8 +347,8 @@ def check_stage(blocks, pieces, state, held):
 
 
 class Told(torch.autograd.Function):
-    """Returns the tensor unchanged; calls `tell` when its gradient passes. Used only inside a layer: a student's code
-    never holds a view that autograd would name after this class.
+    """Returns the tensor unchanged; calls `tell` when its gradient passes. Used for weights only: of a view of what the
+    student's code sends or receives, autograd would say that it is this class's.
     """
 
     @staticmethod
@@ -360,7 +377,9 @@ class Layer(nn.Module):
 
     def forward(self, x):
         tell = self.tell
-        x = Told.apply(x, lambda: tell("input"))
+        x = x.view_as(x)  # not the previous layer's output itself, from which a student's backward pass may start
+        if x.requires_grad:
+            x.register_hook(lambda _: tell("input"))
         inner = torch.tanh(F.linear(x, Told.apply(self.weight, lambda: tell("weights")), self.bias))
         output = x + inner
         self.watch.note([inner if torch.is_grad_enabled() else output])
@@ -391,6 +410,8 @@ class Work(nn.Module):
         evaluating = not any(module.training for module in self.modules())
         mode = "train" if training else "eval" if evaluating else "mixed"
         self.tell(kind="forward", rows=list(x.shape), mode=mode, grad=torch.is_grad_enabled(), **about)
+        if self.stage and torch.is_grad_enabled():
+            self.watch.note([x])  # what has arrived; the first stage's inputs are the caller's
         h = x[:, 1:]
         for layer in self.layers:
             layer.tell = lambda kind: self.tell(kind=kind, **about)
@@ -455,6 +476,8 @@ def batch_for(code, seed, rank, world, m, rows, width, dtype):
 def harm_to(batch, first, inputs):
     """How a batch that the caller keeps was changed; "" if it was not."""
     like, xs = batch.like, batch.xs
+    if first and not all(isinstance(x, torch.Tensor) for x in xs):
+        return "the batch has lost its inputs"
     if like.requires_grad or like.grad is not None or not like.isnan().all():
         return "a message received into `batch.like`, or its gradient requested"
     if first and any(x.requires_grad or x.grad is not None for x in xs):
@@ -1074,8 +1097,13 @@ def gpipe_schedule(p, m):
 
 
 def read(*ranks):
-    """A schedule with one chunk per rank, from one string per rank: "F0 F1 B0 B1"."""
-    return [[[action[0], int(action[1:]), 0] for action in actions.split()] for actions in ranks]
+    """A schedule from one string per rank, as `Action` writes it: "F0 F0/1 B0/1 B0"."""
+    return [[read_action(action) for action in actions.split()] for actions in ranks]
+
+
+def read_action(written):
+    number, _, chunk = written[1:].partition("/")
+    return [written[0], int(number), int(chunk or 0)]
 
 
 CROSSED = "rank 0 wants B0 before F1, rank 1 F1 before B0"
@@ -1085,6 +1113,7 @@ STUCK = {  # schedules that do not come to their end, by the reason
     "rank 1 leaves out micro-batch 1": read("F0 F1 B0 B1", "F0 B0"),
     "W comes before I": read("F0 W0 I0"),
     "rank 1 wants F2, which rank 0 never does": read("F0 F1 B0", "F0 B0 F2 B2"),
+    "rank 0 wants chunk 1 before chunk 0": read("F0/1 F0 B0/1 B0", "F0 F0/1 B0/1 B0"),
 }
 
 
@@ -1205,9 +1234,9 @@ def check_stuck(errors):
         told = f"simulate: a schedule that gets stuck ({why})"
         expect(error == "ValueError", f"{told} raises {error}", "ValueError", error)
         _, (rank, action) = times_of(schedule, dict.fromkeys("FBIW", 1))
-        name = f"{action[0]}{action[1]}"
-        numbers = re.findall(r"\d+", re.sub(r"[FBIW]\d+", "", text))
-        named = str(rank) in numbers and re.search(rf"{name}(?!\d)", text) is not None
+        name = f"{action[0]}{action[1]}" + f"/{action[2]}" * (action[2] > 0)
+        numbers = re.findall(r"\d+", re.sub(r"[FBIW]\d+(/\d+)?", "", text))
+        named = str(rank) in numbers and re.search(rf"{name}(?![/\d])", text) is not None
         wanted = f"rank {rank} and {name}"
         expect(named, f"{told}: the message does not name the lowest rank that waits, and its action", wanted, text)
 
@@ -1272,6 +1301,11 @@ def work_by_hand(code, seeds, order, schedule, v, m, rows, width, dtype, grad=Tr
         if goes and not isinstance(given, torch.Tensor):
             wrong = (
                 wrong or f"{action}{j} on stage {stage} returns {kind_of(given)}, and another stage needs its result"
+            )
+        elif goes and list(given.shape) != [rows, 1 + width]:
+            wrong = wrong or (
+                f"{action}{j} on stage {stage} returns a tensor of shape {tuple(given.shape)}, and the stage that needs"
+                f" it takes {(rows, 1 + width)}"
             )
         elif goes and given.requires_grad:
             wrong = wrong or f"the result of {action}{j} on stage {stage} still has its history"
@@ -1435,7 +1469,7 @@ def check_by_hand(told, trial, ranks, right):
     for rank, seen in enumerate(ranks):
         if not seen["wrong"]:
             continue
-        expect(False, f"{told}: {seen['wrong']}", "a tensor without history", seen["wrong"], rank)
+        expect(False, f"{told}: {seen['wrong']}", "a tensor like the stream, without history", seen["wrong"], rank)
     for rank, seen in enumerate(ranks):
         check_rank(told, trial, seen["log"], seen, right, rank)
         wanted = [number for kind, number, _ in schedule[rank] if kind == "W"]
@@ -1492,14 +1526,16 @@ def check_losses(told, seen, wanted, rank, rel):
 def check_kept(told, trial, seen, rank):
     stream = trial["rows"] * trial["width"] * BYTES[trial["dtype"]]
     unit = 3 * stream  # kept of a pass, as far as it is watched
+    come = trial["rows"] * (1 + trial["width"]) * BYTES[trial["dtype"]] if rank or trial["v"] > 1 else 0
     actions = trial["schedule"][rank]
     most = most_alive(actions, "W" if any(kind == "W" for kind, *_ in actions) else "B")
     # A name may hold the last `Passed` until the next one takes it, when autograd has let go of its part already.
     expect(
-        seen["most"] <= most * unit + stream,
-        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of {seen['most'] / unit:g} passes;"
-        f" in the schedule at most {most} are alive: what stays after a backward pass?",
-        f"{most * unit:,} bytes",
+        seen["most"] <= most * (unit + come) + stream + come,
+        f"{told}: rank {rank} keeps {seen['most']:,} bytes of activations at once, of"
+        f" {seen['most'] / (unit + come):.3g} passes; in the schedule at most {most} are alive: what stays after a"
+        " backward pass?",
+        f"{most * (unit + come):,} bytes",
         f"{seen['most']:,} bytes",
         rank,
     )
@@ -1621,13 +1657,20 @@ def plain_pair(value):
     return f"{value!r:.60}"
 
 
+OWN_MEMORY = (
+    "The worker keeps what arrives until the backward pass. Is each message received in memory of its own, or is one"
+    " written over another?"
+)
+
+
 def check_trials(student, trials):
     """Execute schedules for one number of ranks, one after the other. Their results are compared with one process's,
     their passes with the schedule.
     """
     p = len(trials[0]["schedule"])
     seeds = student.seeds(p)
-    run = student.call(execute_on_rank, world=p, seed=seeds, trials=[nameless(trial) for trial in trials])
+    with hinted(OWN_MEMORY, cause="crash"):
+        run = student.call(execute_on_rank, world=p, seed=seeds, trials=[nameless(trial) for trial in trials])
     rights = student.reference(serial_trials, trials=serial_of(trials, [*seeds]))
     found = []
     for number, (trial, right) in enumerate(zip(trials, rights, strict=True)):
@@ -2144,6 +2187,7 @@ def test_todo10_zero_bubble(student):
         check_actions(told, schedule, p, m, 1, "FIW")
         check_alive(told, schedule, "W", [min(m, p)] * p)
         check_split_length(told, schedule, p, m)
+        check_oldest_first(told, schedule)
     (events,) = check_trials(student, [fixed_trial(draw, "zero bubble", run, sizes[-1][1])])
     for rank, mine in enumerate(events):
         wanted = [number for kind, number, _ in run[rank] if kind == "W"]
@@ -2153,6 +2197,15 @@ def test_todo10_zero_bubble(student):
             " schedule's"
         )
         expect(seen == wanted, told, wanted, seen, rank)
+
+
+def check_oldest_first(told, schedule):
+    """The text says which W comes next: with another order neither the time nor the number of passes alive differs."""
+    for rank, actions in enumerate(schedule):
+        weights = [number for kind, number, _ in actions if kind == "W"]
+        early = next((number for place, number in enumerate(weights) if number != sorted(weights)[place]), None)
+        message = f"{told}: rank {rank} does W{early} while an older W is left"
+        expect(early is None, message, sorted(weights), weights, rank)
 
 
 def check_split_length(told, schedule, p, m):
@@ -2257,10 +2310,15 @@ def evaluate_on_rank(code, rank, world, seed, v, ms, rows, width, dtype):
     mode, the others are not.
     """
     merciless_messages()
-    return [evaluation(code, rank, world, seed + 500 * n, v, m, rows, width, dtype) for n, m in enumerate(ms)]
+    sizes = v, rows, width, dtype
+    return [
+        evaluation(code, rank, world, seed + 500 * n, m, elsewhere, *sizes)
+        for n, (m, elsewhere) in enumerate(zip(ms, (-1, IGNORE), strict=True))
+    ]
 
 
-def evaluation(code, rank, world, seed, v, m, rows, width, dtype):
+def evaluation(code, rank, world, seed, m, elsewhere, v, rows, width, dtype):
+    """`elsewhere`: what stands in place of targets where they mean nothing."""
     mark(kind="trial")
     kind, watch = getattr(torch, dtype), Storages()
     chunks = [Work(c * world + rank, seed + 10 + c, width, kind, watch) for c in range(v)]
@@ -2269,7 +2327,9 @@ def evaluation(code, rank, world, seed, v, m, rows, width, dtype):
     batches = []
     for number in range(2):
         batch = batch_for(code, seed + 100 * number, rank, world, m + number, rows, width, dtype)
-        ys = evaluated_targets(seed, number, m, rows, width) if rank == world - 1 else batch.ys
+        ys = [torch.full_like(y, elsewhere) for y in batch.ys]
+        if rank == world - 1:
+            ys = evaluated_targets(seed, number, m, rows, width)
         batches.append(batch._replace(ys=ys, loss_of=share_of_loss(counted_in(ys))))
     mean = code.evaluate(chunks, batches, rank, world)
     return {
@@ -2341,7 +2401,8 @@ def test_todo12_evaluation(student):
     with hinted("Only forward passes. In which order do they go through the chunks, so that no rank waits?"):
         check_forward_only(student, draw)
     for world, ms, how, rights in trials:
-        run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
+        with hinted("Targets mean something on one rank only. Which ranks count them, and divide?", cause="crash"):
+            run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
         for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
             again = ", the second evaluation in this process," if number else ","
             told = f"evaluate{again} two batches on {count_of(world, 'rank')}" + (

@@ -32,6 +32,7 @@ from grader.kit import (
     Peak,
     Wrong,
     check_checkpoint,
+    check_norm,
     check_tensor,
     corpus,
     elements,
@@ -825,26 +826,22 @@ def test_todo6_clip(student):
     for case, clip in enumerate(CLIPS):
         factor = min(1.0, clip / right) if clip else 1.0
         for rank, mine in enumerate(ranks):
-            norm = mine[case]["norm"]
-            told = f"with --clip {clip:g} on 2 × 2 ranks, clip_gradients"
-            expect(isinstance(norm, (int, float)), f"{told} returns no number on rank {rank}", "a float", norm, rank)
-            if not math.isclose(norm, right, rel_tol=REL):
-                what, hint = "it is not the whole gradient's", "Is it taken before the gradient is scaled, or after?"
-                if math.isclose(norm, right * math.sqrt(2), rel_tol=1e-3):
-                    what = "it is the norm of two copies of the gradient"
-                    hint = "Both rows of the mesh hold the same gradient. Over which ranks may squares be added up?"
-                elif math.isclose(norm, norm_of_part(grads, rank % 2), rel_tol=1e-3):
-                    what = "it is the norm of this rank's part"
-                    hint = "What a rank can see is its part of a DTensor. Which call makes the whole of it?"
-                elif 0 < clip < right and math.isclose(norm, clip, rel_tol=1e-3):
-                    what = "it is --clip, which the norm is after clipping"
-                raise Wrong(f"{told} returns the wrong norm on rank {rank}: {what}", right, norm, rank, hint)
+            told = f"with --clip {clip:g} on 2 × 2 ranks,"
+            wrongs = {
+                "the norm of two copies of the gradient": (right * math.sqrt(2), COPIES),
+                "the norm of this rank's part": (norm_of_part(grads, rank % 2), PART),
+            }
+            check_norm(told, mine[case]["norm"], right, clip, rank, REL, wrongs)
         for name, grad in together([mine[case] for mine in ranks], "grads").items():
             told = f"with --clip {clip:g} the gradient of {name}"
             unclipped = {"not clipped": grads[name]} if factor < 1 else {}
             than = "the whole gradient's, scaled by one number"
             hint = "The norm is right. By which single number are all gradients scaled, and when are they left alone?"
             check_tensor(told, grad, grads[name] * factor, REL, wrongs=unclipped, than=than, hint=hint)
+
+
+COPIES = "Both rows of the mesh hold the same gradient. Over which ranks may squares be added up?"
+PART = "What a rank can see is its part of a DTensor. Which call makes the whole of it?"
 
 
 def norm_of_part(grads, place):

@@ -34,6 +34,7 @@ from grader.kit import (
     check_calls,
     check_checkpoint,
     check_dealt,
+    check_norm,
     check_tensor,
     collectives,
     corpus,
@@ -1187,21 +1188,12 @@ def test_todo7_clip(student):
 
 
 def check_clipped(told, grid, clip, seen, right, grads, rank):
-    norm = seen["norm"]
     own = math.sqrt(sum(grads[name].double().square().sum().item() for name in seen["grads"]))
-    told_norm = f"{told}, clip_gradients"
-    expect(isinstance(norm, (int, float)), f"{told_norm} returns no number on rank {rank}", "a float", norm, rank)
-    if not math.isclose(norm, right, rel_tol=REL):
-        what = (
-            "it is the norm of this rank's part"
-            if math.isclose(norm, own, rel_tol=REL)
-            else f"it counts each stage {grid[1]} times"
-            if grid[1] > 1 and math.isclose(norm, right * math.sqrt(grid[1]), rel_tol=REL)
-            else "it is --clip, which the norm is after clipping"
-            if 0 < clip < right and math.isclose(norm, clip, rel_tol=1e-3)
-            else "it is not the whole gradient's"
-        )
-        raise Wrong(f"{told_norm} returns the wrong norm on rank {rank}: {what}", right, norm, rank)
+    wrongs = {"the norm of this rank's part": (own, "")}
+    if grid[1] > 1:
+        wrongs[f"the norm of this rank's part, counted {grid[1]} times"] = own * math.sqrt(grid[1]), ""
+        wrongs[f"the norm with each stage counted {grid[1]} times"] = right * math.sqrt(grid[1]), ""
+    check_norm(f"{told},", seen["norm"], right, clip, rank, REL, wrongs)
     factor = min(1.0, clip / right) if clip else 1.0
     for name, grad in seen["grads"].items():
         wrongs = {"not clipped": grads[name]} if factor < 1 else {}

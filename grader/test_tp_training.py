@@ -217,6 +217,15 @@ def check_mesh(student):
                     rank,
                     "A grid has two axes, also where one of them has a single entry. How long is each?",
                 )
+                axes = " and ".join(mesh["names"]) or "nothing"
+                expect(
+                    mesh["names"] == ["data", "tensor"],
+                    f"{told} the axes of the grid are called {axes}, in this order",
+                    ["data", "tensor"],
+                    mesh["names"],
+                    rank,
+                    LAST_AXIS,
+                )
                 size, wanted = f"{len(seen)} × {len(seen[0])}", f"{world // tp} × {tp}"
                 expect(
                     size == wanted,
@@ -226,15 +235,12 @@ def check_mesh(student):
                     rank,
                 )
                 expect(seen == right, f"{told} the ranks of a row do not have consecutive numbers", right, seen, rank)
-                expect(
-                    mesh["names"] == ["data", "tensor"],
-                    f"{told} the axes have the wrong names, and they are looked up by name",
-                    ["data", "tensor"],
-                    mesh["names"],
-                    rank,
-                    "Along which axis are samples divided, and along which are layers? Each has its name, in that"
-                    " order.",
-                )
+
+
+LAST_AXIS = (
+    "One axis divides the samples, the other one the layers. Which of the two needs consecutive ranks, and so comes"
+    " last?"
+)
 
 
 def samplers_on_rank(code, rank, world, grid, sizes, seed):
@@ -378,21 +384,7 @@ def test_todo2_clip(student):
         held = "norms that all ranks of a row hold" if cut else "layers cut"
         told = f"with --clip {clip:.3g}, a gradient of norm {right:.4g} and {held}, on 2 × 2 ranks"
         for rank, mine in enumerate(run.evidence):
-            norm = mine[case]["norm"]
-            less = isinstance(norm, (int, float)) and 0 < norm < right
-            wrong = "it is larger than the norm of the whole gradient: does something count twice?"
-            hint = (
-                "Squares add up, norms do not; and what several ranks hold counts once. Which of these two rules is"
-                " broken here?"
-            )
-            if less:
-                wrong = "it is smaller than the norm of the whole gradient: is it the norm of a part?"
-                hint = (
-                    "What is left out: a group of parameters, or other ranks' parts of them? What a rank can see of a"
-                    " DTensor is its own part."
-                )
-            with hinted(hint):
-                check_norm(told, norm, right, rank, wrong)
+            check_norm(told, mine[case]["norm"], right, clip, rank)
         factor = min(1.0, clip / right) if clip else 1.0
         with hinted(
             "The norm is right. By which single number are the gradients of all groups scaled, and when are they left"
@@ -617,14 +609,7 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked, tp):
         mark()
         loss.backward()
         mark()
-        left = {
-            "loss": float(loss),
-            "dtype": str(loss.dtype),
-            "grads": gradients(model),
-            "streams": list(streams),
-            "held": {name: elements([p]) for name, p in model.named_parameters()},
-            "rows": {name: len(p.to_local() if hasattr(p, "to_local") else p) for name, p in model.named_parameters()},
-        }
+        left = {"loss": float(loss), "dtype": str(loss.dtype), "grads": gradients(model), "streams": list(streams)}
         with torch.no_grad():
             left["nothing"] = float(model(x, torch.full_like(y, IGNORE)))
             left["logits"] = model(x)
@@ -692,6 +677,9 @@ HINTS = {
         " gradients"
         " on the way back?"
     ),
+    ("all", "parted"): (
+        "The ranks hold parts of different sizes. The stream is (B, T, D): along which of its dimensions is it cut?"
+    ),
     ("positions", "whole"): (
         "Here the stream is not cut: every rank uses all rows of the table. Is there anything to plan?"
     ),
@@ -709,7 +697,8 @@ HINTS = {
 def check_model(student, serial, tp, cut, asked, told, what, rows=1):
     """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
     sizes, seed, right = serial
-    with hinted(HINTS.get((asked, "refused"), ""), cause="crash"):
+    parted = hinted(HINTS.get((asked, "parted"), ""), cause="mismatch")
+    with hinted(HINTS.get((asked, "refused"), ""), cause="crash"), parted:
         run = student.call(model_on_rank, world=rows * tp, sizes=sizes, seed=seed, cut=cut, asked=asked, tp=tp)
     ranks = run.evidence
     with hinted("" if cut else HINTS.get((asked, "whole"), "")):
@@ -774,11 +763,10 @@ def check_step(told, what, ranks, right, asked):
 )
 def test_todo4_words(student):
     models = {tp: serial_model(student, tp, "words") for tp in (2, 3)}
+    check_tables(student, models[3][0], 3)
     for rows, tp, cut in ((2, 2, False), (1, 3, True)):  # of two rows, the world is more than a row
         told = f"with ends_plan({'Shard(1)' if cut else 'Replicate()'}) and share_loss on {rows} × {tp} ranks"
         run, sizes = check_model(student, models[tp], tp, cut, "words", told, "the model", rows)
-        for rank, seen in enumerate(run.evidence):
-            check_words_held(told, seen, sizes, tp, rank)
         right = student.reference(serial_words, sizes=sizes, seed=models[tp][1])
         for rank, seen in enumerate(run.evidence):
             given = f"{told}, the head's output on rank {rank}, for a plain stream with that layout,"
@@ -795,18 +783,38 @@ def test_todo4_words(student):
         check_words_sent(told, run, sizes, tp)
 
 
-def check_words_held(told, seen, sizes, tp, rank):
+def tables_on_rank(code, rank, world, sizes):
+    """How many rows and elements of both tables a rank holds, with either layout, before anything is computed."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    held = []
+    for cut in (False, True):
+        model, plan = drawn_model(0, sizes), code.ends_plan(layouts(cut))
+        if problem := problem_with(plan, model):
+            return [{"problem": problem}]
+        parallelize_module(model, made_mesh(1, world)["tensor"], plan)
+        tables = {"token_embedding.weight": model.token_embedding.weight, "head.weight": model.head.weight}
+        rows = {name: len(p.to_local() if hasattr(p, "to_local") else p) for name, p in tables.items()}
+        held.append({"rows": rows, "elements": {name: elements([p]) for name, p in tables.items()}})
+    return held
+
+
+def check_tables(student, sizes, tp):
     """Of both tables the rows of some words, and no column less."""
     words = math.ceil(sizes["vocab"] / tp)
-    for name in ("token_embedding.weight", "head.weight"):
-        rows = seen["rows"][name]
-        expect(
-            rows <= words and seen["held"][name] <= words * sizes["dim"],
-            f"{told}, rank {rank} holds {rows:,} rows of {name}, of {sizes['vocab']:,} words",
-            f"{words:,} rows",
-            f"{rows:,} rows",
-            rank,
-        )
+    for rank, seen in enumerate(student.call(tables_on_rank, world=tp, sizes=sizes).evidence):
+        problem = seen[0].get("problem")
+        expect(not problem, f"ends_plan returns no plan: {problem}", "{name: style, …}", problem, rank)
+        for layout, held in zip(("Replicate()", "Shard(1)"), seen):
+            for name, rows in held["rows"].items():
+                expect(
+                    rows <= words and held["elements"][name] <= words * sizes["dim"],
+                    f"with ends_plan({layout}) on {tp} ranks, rank {rank} holds {rows:,} rows of {name}, of "
+                    f"{sizes['vocab']:,} words",
+                    f"{words:,} rows",
+                    f"{rows:,} rows",
+                    rank,
+                )
 
 
 def check_words_sent(told, run, sizes, tp):

@@ -11,7 +11,10 @@ WAITING = (
 )
 
 # The hint where ranks do not make the same collectives.
-PARTED = "Which rank skips a call, or makes one too many, and under which condition? Can all ranks know that condition?"
+PARTED = (
+    "Compare two ranks call by call: which one skips a call, makes one too many, or passes a tensor of a different"
+    " shape? What does that depend on, and can all ranks know it?"
+)
 
 
 def check_delivery(told: str, events: Sequence[list[dict]]) -> list[Message]:

@@ -109,12 +109,7 @@ def check_checkpoint(
         sorted(right)[:1],
         wrapped[:1],
     )
-    expect(
-        set(saved["model"]) == set(right),
-        "the checkpoint does not hold all weights of the model",
-        sorted(right),
-        sorted(saved["model"]),
-    )
+    check_names("the checkpoint", saved["model"], right)
     for name, weight in right.items():
         check_saved_weight(name, saved["model"][name], weight, earlier and earlier[name], rounded)
     for name, wanted in (("epoch", epoch), ("config", config)):
@@ -127,16 +122,27 @@ def check_checkpoint(
         )
 
 
+def check_names(told: str, held: dict[str, Any], right: dict[str, torch.Tensor]) -> None:
+    """The weights that are held are the model's, by name."""
+    missing = sorted(right.keys() - held.keys())
+    more = sorted(f"{name!s:.60}" for name in held.keys() - right.keys())
+    if not (missing or more):
+        return
+    message = f"{told} holds {more[0]}, which is not a weight of the model" if more else ""
+    if missing:
+        message = f"{told} does not hold all weights of the model: {missing[0]} is missing"
+        message += f", and there is {more[0]}" if more else ""
+    hint = "The plain model must load it. Which name does each weight have there, and what is added to it here?"
+    raise Wrong(message, sorted(right), sorted(map(str, held)), hint=hint if more else "")
+
+
 def check_last_weights(told: str, content: bytes, right: dict[str, torch.Tensor]) -> None:
     """The checkpoint holds the serial run's last weights, under their names."""
     saved = loaded(content)
     held = saved.get("model") if isinstance(saved, dict) else None
-    expect(
-        isinstance(held, dict) and set(held) == set(right),
-        f"{told} the checkpoint does not hold all weights of the model",
-        sorted(right),
-        sorted(map(str, held)) if isinstance(held, dict) else type(held).__name__,
-    )
+    message = f"{told} the checkpoint does not hold all weights of the model"
+    expect(isinstance(held, dict), message, sorted(right), type(held).__name__)
+    check_names(f"{told} the checkpoint", held, right)
     for name, weight in right.items():
         part = held[name]
         whole_one = type(part) is torch.Tensor and part.shape == weight.shape

@@ -11,6 +11,7 @@ from torch import nn
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, expect
 from grader.kit.on_rank import plain_name
+from grader.kit.predictions import known
 from grader.kit.tensors import check_tensor
 from utils.data import IGNORE
 from utils.model import TransformerLM
@@ -141,11 +142,43 @@ def check_parts(
             check_part(told, name, seen[name], tensor, rank, rel, what, "what one process has")
 
 
-def check_norm(told: str, norm: Any, right: float, rank: int, wrong: str) -> None:
-    """What clip_gradients returns; `wrong`, what another number suggests."""
+# Hints for a norm that is not the whole gradient's.
+AFTER_CLIPPING = "Is it taken before the gradient is scaled, or after?"
+NO_NORM = "The norm is returned whether or not there is a limit. Which line returns before it is known?"
+LESS = "What is left out: some of the parameters, or other ranks' parts of them?"
+MORE = "Squares add up, norms do not; and what several ranks hold counts once. Which of these two rules is broken here?"
+
+
+def check_norm(
+    told: str,
+    norm: Any,
+    right: float,
+    clip: float,
+    rank: int,
+    rel: float = 1e-5,
+    wrongs: dict[str, tuple[float, str]] | None = None,
+) -> None:
+    """What clip_gradients returns, with this --clip.
+
+    Args:
+        rel: rounding; torch may find a norm of float64 norms in float32.
+        wrongs: what the number is -> that number, and a hint. It is told if it alone fits.
+    """
     returned = f"{told} clip_gradients returns {norm} on rank {rank}"
     hint = "The norm is printed and compared as a number. Which call makes one of a tensor?"
     expect(isinstance(norm, (int, float)), returned, "a float", norm, rank, hint)
-    # float64 by the ranks, but torch may find a norm of norms in float32
-    if not math.isclose(norm, right, rel_tol=1e-5):
-        raise Wrong(f"{told} clip_gradients returns the wrong norm on rank {rank}: {wrong}", right, norm, rank)
+    if math.isclose(norm, right, rel_tol=rel):
+        return
+    mistakes = dict(wrongs or {})
+    if 0 < clip < right:
+        mistakes["--clip, which the norm is after clipping"] = clip, AFTER_CLIPPING
+    done = known(norm, mistakes, lambda seen, mistake: math.isclose(seen, mistake[0], rel_tol=1e-3))
+    if done:
+        what, hint = done, mistakes[done][1]
+    elif norm == 0:
+        what, hint = "0, and the gradient is not", NO_NORM
+    elif norm < right:
+        what, hint = "smaller than the norm of the whole gradient: is it the norm of a part?", LESS
+    else:
+        what, hint = "larger than the norm of the whole gradient: does something count twice?", MORE
+    raise Wrong(f"{told} clip_gradients returns the wrong norm on rank {rank}: it is {what}", right, norm, rank, hint)

@@ -1195,6 +1195,52 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         says="rank 0 stopped with TypeError",
     ),
     Answer(12, "x is written in place", swap=("return x * kept / (1 - p)", "x.data *= kept\nreturn x / (1 - p)")),
+    Answer(
+        5,
+        "T before enter",
+        [
+            None,
+            """
+        B, T, _ = x_BTD.shape
+        x_BTD = self.enter(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = (
+            project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
+        )
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1), self.join)
+    """,
+        ],
+        says="returns twice as many tokens, fails on rank 0: RuntimeError",
+    ),
+    Answer(
+        6,
+        "no graph where no word is mine",
+        [
+            None,
+            """
+        mine_BT = (x_BT >= self.first) & (x_BT < self.first + len(self.weight))
+        if mine_BT.any():
+            rows_BTD = F.embedding((x_BT - self.first).where(mine_BT, 0), self.weight)
+            rows_BTD = rows_BTD.where(mine_BT[..., None], 0)
+        else:
+            rows_BTD = torch.zeros(*x_BT.shape, self.weight.shape[1])
+        return self.join(rows_BTD)
+    """,
+        ],
+        says="the gradient of its rows on rank 0 is None",
+    ),
+    Answer(
+        12,
+        "the global generator",
+        ["return torch.manual_seed(seed), torch.Generator().manual_seed(seed + 1 + rank)", None, None],
+        says="is torch's default one",
+    ),
+    Answer(
+        12,
+        "one mask for all samples",
+        swap=("torch.rand(x.shape, generator=generator)", "torch.rand(x.shape[1:], generator=generator)"),
+        says="along the first dimension are dropped together",
+    ),
 ]
 
 RIGHT = [

@@ -264,11 +264,8 @@ WRONG = [
     Answer(1, "too few pieces only by one", swap=("if n < stages:", "if n == stages - 1:")),
     Answer(
         1,
-        "a stage in eval mode",
-        swap=(
-            "x = self.dropout(",
-            "x = F.dropout(self.token_embedding(x) + self.position_embedding(positions_T), 0.0)\n    x = x if self.training else (",
-        ),
+        "a stage that drops nothing",
+        swap=("x = self.dropout(", "x = nn.Identity()("),
         says="do not give the model's output",
     ),
     Answer(
@@ -1777,6 +1774,81 @@ WRONG = [
             ("on_all_ranks(total / count if", "on_all_ranks(totals[0] / totals[1] if"),
         ),
         says="the second evaluation in this process",
+    ),
+    Answer(
+        1,
+        "dropout not registered",
+        swap=(
+            ("self.dropout = model.dropout", "self.drop = (model.dropout,)"),
+            ("x = self.dropout(self.token_embedding(x)", "x = self.drop[0](self.token_embedding(x)"),
+        ),
+        says="is dropout still on?",
+    ),
+    Answer(
+        4,
+        "action without its chunk",
+        swap=(
+            "what {actions[len(times[rank])]} needs",
+            "what {actions[len(times[rank])].kind}{actions[len(times[rank])].microbatch} needs",
+        ),
+        says="rank 0 wants chunk 1 before chunk 0",
+    ),
+    Answer(
+        5,
+        "inputs pile up",
+        swap=(
+            "passed = Passed(self.chunks[action.chunk], x)",
+            "passed = Passed(self.chunks[action.chunk], x)\n    self.seen = [*getattr(self, 'seen', []), x]",
+        ),
+        says="still keeps",
+    ),
+    Answer(
+        5,
+        "frees the caller's inputs",
+        swap=(
+            "x = self.batch.xs[j] if stage == 0 else",
+            "if stage == 0:\n        fresh, self.batch.xs[j] = self.batch.xs[j], None\n    x = fresh if stage == 0 else",
+        ),
+        says="has lost its inputs",
+    ),
+    Answer(
+        5,
+        "loss on the last rank",
+        swap=("if stage == self.stages - 1:", "if self.rank == self.world - 1:"),
+        says="returns a tensor of shape ()",
+    ),
+    Answer(
+        10,
+        "the newest W after each I",
+        swap=(
+            'mine.append(Action("W", weights.popleft()))',
+            'mine.append(Action("W", action.microbatch)); weights.remove(action.microbatch)',
+        ),
+        says="while an older W is left",
+    ),
+    Answer(
+        12,
+        "counts on every rank",
+        [
+            None,
+            None,
+            """
+        modes = [chunk.training for chunk in chunks]
+        total, count = 0.0, 0
+        for chunk in chunks:
+            chunk.eval()
+        with torch.no_grad():
+            for batch in batches:
+                losses = execute(forward_only(world, len(batch.xs), len(chunks)), chunks, batch, rank, world)
+                counted = sum(int((y != IGNORE).sum()) for y in batch.ys)
+                total += counted * sum(loss.double().item() for loss in losses)
+                count += counted
+        for chunk, mode in zip(chunks, modes, strict=True):
+            chunk.train(mode)
+        return on_all_ranks(total / count, rank, world)
+    """,
+        ],
+        says="ZeroDivisionError",
     ),
 ]
 

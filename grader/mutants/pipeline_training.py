@@ -602,8 +602,8 @@ WRONG = [
         says="this rank's part",
     ),
     Answer(7, "norms are added, not squares", swap=((".square()", ""), ("square.sqrt()", "square")), says="wrong norm"),
-    Answer(7, "over all ranks", swap=(', group=mesh["pp"].get_group()', ""), says="counts each stage 2 times"),
-    Answer(7, "over the data axis", swap=('mesh["pp"]', 'mesh["data"]'), says="wrong norm"),
+    Answer(7, "over all ranks", swap=(', group=mesh["pp"].get_group()', ""), says="each stage counted 2 times"),
+    Answer(7, "over the data axis", swap=('mesh["pp"]', 'mesh["data"]'), says="counted 2 times"),
     Answer(7, "0 is taken for a limit", swap=("args.clip or math.inf", "args.clip"), says="--clip 0"),
     Answer(
         7,
@@ -1111,9 +1111,20 @@ WRONG = [
         ),
         says="are still in memory",
     ),
+    Answer(
+        8,
+        "names with stages",
+        swap=(
+            "{name: weight for part in parts for name, weight in part.items()}",
+            '{f"stage{i}.{name}": weight for i, part in enumerate(parts) for name, weight in part.items()}',
+        ),
+        says="and there is stage0.",
+    ),
 ]
 
 RIGHT = [
+    # With one block less in the last stage, the others have one more: a fraction of a block never decides.
+    Answer(1, "the head in whole blocks", swap=("n + head)", "n + int(head))")),
     Answer(
         1,
         "by 05/1's cut, with at least one block in the last stage",

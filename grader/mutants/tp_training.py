@@ -25,7 +25,9 @@ WRONG = [
         ],
         says="consecutive numbers",
     ),
-    Answer(1, "the names swapped", swap=('("data", "tensor")', '("tensor", "data")'), says="wrong names"),
+    Answer(
+        1, "the names swapped", swap=('("data", "tensor")', '("tensor", "data")'), says="are called tensor and data"
+    ),
     Answer(
         1,
         "all ranks share each layer",
@@ -400,6 +402,47 @@ WRONG = [
         "h stays a DTensor",
         swap=("h_BTD = h.full_tensor() if isinstance(h, DTensor) else h", "h_BTD = h"),
         says="mixed torch.Tensor and DTensor",
+    ),
+    Answer(
+        1,
+        "tensor axis outermost",
+        [
+            """
+        return init_device_mesh(device.type, (args.tp, world_size // args.tp), mesh_dim_names=("tensor", "data"))
+    """,
+            None,
+        ],
+        says="are called tensor and data",
+    ),
+    Answer(
+        2,
+        "no norm without a limit",
+        swap=(
+            "on_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}",
+            "if not args.clip:\n    return 0.0\non_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}",
+        ),
+        says="it is 0, and the gradient is not",
+    ),
+    Answer(
+        2,
+        "norm after clipping",
+        swap=("return norm.item()", "return min(norm.item(), args.clip or math.inf)"),
+        says="it is --clip, which the norm is after clipping",
+    ),
+    Answer(
+        4,
+        "head by its columns",
+        swap=(
+            '"head": ColwiseParallel(input_layouts=layout, output_layouts=Replicate())',
+            '"head": RowwiseParallel(input_layouts=layout, output_layouts=Replicate())',
+        ),
+        says="rows of head.weight",
+    ),
+    Answer(
+        6,
+        "cut along the batch",
+        swap=("Shard(1) if args.sequence_parallel", "Shard(0) if args.sequence_parallel"),
+        says="the ranks call different shapes",
     ),
 ]
 

@@ -323,8 +323,9 @@ check("04_tensor_parallel/3")
 # exactly what its part of the second product needs: no rank ever has the whole hidden layer, and one all-reduce forward
 # and one backward are enough.
 #
-# The boundary functions come as arguments, ``enter`` and ``join``: $f$ and $g$ now, a different pair in part 2. The
-# serial MLP is in `utils/model.py`:
+# The boundary functions come as arguments, ``enter`` and ``join``: $f$ and $g$ now, and in part 2 a pair that gathers
+# and scatters tokens, so the result of ``enter`` may have more tokens than its argument. The serial MLP is in
+# `utils/model.py`:
 #
 # ```python
 # def forward(self, x_BTD):
