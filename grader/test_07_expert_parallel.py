@@ -1080,7 +1080,8 @@ def test_todo6_balance(student):
         right.backward()
         right = right.detach()
         local = [right_balance([part], experts, k).item() if len(part[0]) else 0.0 for part in parts]
-        student.premise(world == 1 or abs(sum(local) / world - float(right)) > 1e-2, "a mean of local products")
+        apart = abs(sum(local) / world - float(right))
+        student.premise(world == 1 or apart > 2e-3, "a mean of local products")  # 20 times what is allowed below
         trials.append((seeds, ns, experts, k, parts, right, local))
     for seeds, ns, experts, k, parts, right, local in trials:
         world = len(ns)
