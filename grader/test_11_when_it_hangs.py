@@ -564,6 +564,9 @@ def test_todo08_note(student):
 # 9: data that all ranks read alike
 
 
+INT64 = "The docstring says which dtype the windows have. What does torch.randint make, unless it is told?"
+
+
 @todo(
     9,
     minutes=20,
@@ -597,10 +600,8 @@ def test_todo09_starts(student):
             [len(part) if isinstance(part, torch.Tensor) else part for part in parts],
         )
         for part in parts:
-            hint = "The docstring says which dtype the windows have. What does torch.randint make, unless it is told?"
-            check_shape("what starts_9 returns", part, (batch // world,), torch.int64, hint=hint)
-        parts = [part.tolist() for part in parts]
-        groups = [parts[i : i + world] for i in range(0, len(parts), world)]
+            check_shape("what starts_9 returns", part, (batch // world,), torch.int64, hint=INT64)
+        groups = [[part.tolist() for part in parts[i : i + world]] for i in range(0, len(parts), world)]
         for group in groups:
             expect(
                 world == 1 or len({tuple(part) for part in group}) == world,

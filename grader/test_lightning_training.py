@@ -683,52 +683,12 @@ def test_todo6_train_loader(student):
 
 def check_train_loader(student, nodes, world):
     seed, n_train = student.draw("seed", nodes, world).randrange(1 << 20), SETS[0]
-    steps = n_train // BATCH
     ranks = train_batches(student, nodes, world, seed)
-    share = BATCH // world
     for epoch in range(2):
         order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         for rank, seen in enumerate(ranks):
-            mine = seen["epochs"][epoch]
-            strange = [i for batch in mine for i in batch if i >= n_train]
-            expect(
-                not strange,
-                f"rank {rank} of {world} trains on samples of a different set",
-                "the training set",
-                strange[:1],
-                rank,
-                "Data has three sets. Which one does the loader get, and which one the sampler?",
-            )
-            expect(
-                mine and len(mine[0]) == share,
-                f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
-                f" is the global batch, and a rank's part of it is {share}",
-                f"batches of {share}",
-                [len(batch) for batch in mine],
-                rank,
-                "Over how many ranks is the global batch divided, and which object knows that number?",
-            )
-            read = sum(len(batch) for batch in mine)
-            expect(
-                world == 1 or read <= math.ceil(n_train / world),
-                f"rank {rank} of {world} reads {read} of {n_train} samples in an epoch, more than a share: the ranks"
-                " together read some twice",
-                f"{steps * share} samples",
-                read,
-                rank,
-                "Which sampler deals to one rank of several, and is it told how many there are?",
-            )
-            expect(
-                [len(batch) for batch in mine] == [share] * steps,
-                f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
-                f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
-                [share] * steps,
-                [len(batch) for batch in mine],
-                rank,
-                "Samples that do not divide can be dropped or repeated, by the sampler and by the loader. What does"
-                " each do?",
-            )
-        for step in range(steps):
+            check_batches(rank, world, seen["epochs"][epoch])
+        for step in range(n_train // BATCH):
             right = sorted(order[step * BATCH : (step + 1) * BATCH])
             seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
             twice = sorted({i for i in seen if seen.count(i) > 1})
@@ -749,6 +709,48 @@ def check_train_loader(student, nodes, world):
                 seen,
                 hint="One order is dealt to all ranks. What determines the shuffle, and is it the same on all of them?",
             )
+
+
+def check_batches(rank, world, mine):
+    """What one rank of several reads in an epoch of training, batch by batch."""
+    n_train, steps, share = SETS[0], SETS[0] // BATCH, BATCH // world
+    strange = [i for batch in mine for i in batch if i >= n_train]
+    expect(
+        not strange,
+        f"rank {rank} of {world} trains on samples of a different set",
+        "the training set",
+        strange[:1],
+        rank,
+        "Data has three sets. Which one does the loader get, and which one the sampler?",
+    )
+    expect(
+        mine and len(mine[0]) == share,
+        f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
+        f" is the global batch, and a rank's part of it is {share}",
+        f"batches of {share}",
+        [len(batch) for batch in mine],
+        rank,
+        "Over how many ranks is the global batch divided, and which object knows that number?",
+    )
+    read = sum(len(batch) for batch in mine)
+    expect(
+        read <= math.ceil(n_train / world),
+        f"rank {rank} of {world} reads {read} of {n_train} samples in an epoch, more than a share: the ranks"
+        " together read some twice",
+        f"{steps * share} samples",
+        read,
+        rank,
+        "Which sampler deals to one rank of several, and is it told how many there are?",
+    )
+    expect(
+        [len(batch) for batch in mine] == [share] * steps,
+        f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
+        f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
+        [share] * steps,
+        [len(batch) for batch in mine],
+        rank,
+        "Samples that do not divide can be dropped or repeated, by the sampler and by the loader. What does each do?",
+    )
 
 
 @todo(
