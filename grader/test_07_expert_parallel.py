@@ -1161,7 +1161,8 @@ def gradients_for(seed, shapes, dtypes):
 
 
 SHARED, SHARED_DTYPES = ((30,), (4, 6), (1,)), ("float32", "float32", "float64")
-OWN, OWN_DTYPES = ((8, 10), (10,)), ("float32", "float32")
+OWN = (8, 10), (10,), (3, 8), (8,), (2, 5, 3)
+OWN_DTYPES = ("float32",) * len(OWN)
 
 
 def averaged_on_rank(code, rank, world, spread, seed):
@@ -1169,7 +1170,9 @@ def averaged_on_rank(code, rank, world, spread, seed):
     lists = []
     for number, (shapes, dtypes) in enumerate(((SHARED, SHARED_DTYPES), (OWN, OWN_DTYPES))):
         gradients = gradients_for(seed + number, shapes, dtypes)
-        parameters = [nn.Parameter(torch.ones_like(gradient)) for gradient in gradients]
+        # Allocated in reverse on every second copy: an order by address, as a set has, then differs between ranks.
+        direction = -1 if rank // spread % 2 else 1
+        parameters = [nn.Parameter(torch.ones_like(gradient)) for gradient in gradients[::direction]][::direction]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         lists.append(parameters)

@@ -17,8 +17,6 @@ Each TODO has a question as well, about the run as given. Its answers come from 
 says which part is wrong, and not what would be right.
 """  # noqa: E501
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,6 +24,7 @@ from torch import nn
 from grader.kit import (
     Unit,
     answers_on_rank,
+    check_shape,
     count_of,
     expect,
     first_node,
@@ -33,6 +32,7 @@ from grader.kit import (
     is_first_node,
     mark,
     plain,
+    saved_file,
     stand_ins,
     todo,
 )
@@ -71,7 +71,7 @@ def check_story(student, number, right, parts, where=AS_GIVEN):
 
 def save_on_rank(code, rank, world):
     torch.manual_seed(0)
-    path, save = Path("saved") / "model.pt", torch.save
+    path, save = saved_file(), torch.save
 
     def seen(*args, **kwargs):
         save(*args, **kwargs)
@@ -140,10 +140,27 @@ SHAPES = ((5,), (3, 4), (2, 2), (4, 3), (4, 3), (5,))
 
 
 def gradients(seed):
-    """One rank's gradients, whose norms are in a shuffled order."""
+    """One rank's gradients: their norms, and how many of their numbers are not 0, as where a rank has not read a word,
+    are in a shuffled order.
+    """
     draw = torch.Generator().manual_seed(seed)
     scales = torch.rand(len(SHAPES), generator=draw) * 9 + 1
-    return [torch.randn(shape, generator=draw) * scale for shape, scale in zip(SHAPES, scales, strict=True)]
+    found = [torch.randn(shape, generator=draw) * scale for shape, scale in zip(SHAPES, scales, strict=True)]
+    for gradient in found:
+        zeros = int(torch.randint(gradient.numel(), (), generator=draw))
+        gradient.view(-1)[:zeros] = 0
+    return found
+
+
+# What a rank finds in its own gradients; ranks must not sort by it.
+OWN = {
+    "an order by the norm": lambda gradient: -gradient.norm().item(),
+    "an order by the size, and by the norm where sizes are equal": lambda gradient: (
+        -gradient.numel(),
+        -gradient.norm().item(),
+    ),
+    "an order by the numbers that are not 0": lambda gradient: -int(gradient.count_nonzero()),
+}
 
 
 def average_on_rank(code, rank, world, seeds):
@@ -170,8 +187,9 @@ def average_on_rank(code, rank, world, seeds):
 def test_todo02_average_gradients(student):
     own_of = {world: [gradients(seed) for seed in student.seeds(world)] for world in (2, 3)}
     for own in own_of.values():
-        orders = {tuple(sorted(range(len(SHAPES)), key=lambda i: -mine[i].norm())) for mine in own}  # noqa: B023
-        student.premise(len(orders) > 1, "an order by the norm")
+        for wrong, key in OWN.items():
+            orders = {tuple(sorted(range(len(SHAPES)), key=[key(g) for g in mine].__getitem__)) for mine in own}
+            student.premise(len(orders) > 1, wrong)
     for world, own in own_of.items():
         seeds = student.seeds(world)
         run = student.call(average_on_rank, world=world, seeds=seeds)
@@ -406,19 +424,16 @@ def test_todo06_collate(student):
     words = [w for w in range(31) if w != 22]
     sound = [[draw.choice(words) for _ in range(4)] for _ in range(5)]
     sound[2][1] = 22  # not its first word
-    broken = [list(row) for row in sound]
-    place = draw.randrange(5)
-    broken[place][0] = 22
-    first, second, third = student.call(
-        collate_on_rank, world=1, group=False, batches=[sound, broken, [broken[place]]]
-    ).evidence[0]
+    broken = [[[22, *row[1:]] if at == place else row for at, row in enumerate(sound)] for place in range(5)]
+    batches = [sound, *broken, broken[0][:1]]  # one of five, in each place; and one alone
+    ((first, *others),) = student.call(collate_on_rank, world=1, group=False, batches=batches).evidence
     expect(first.get("x") == sound, "from intact samples it does not make a batch of all", sound, first)
     expect(first.get("y") == [[w + 1 for w in row] for row in sound], "the targets are not the samples'", None, first)
-    for seen, of in ((second, "5"), (third, "1")):
+    for batch, seen in zip(batches[1:], others, strict=True):
         count = len(seen.get("x", ()))
         expect(
             "raised" in seen,
-            f"one sample of {of} is not intact, without any error: a batch of {count} comes back",
+            f"one sample of {len(batch)} is not intact, without any error: a batch of {count} comes back",
             "an exception",
             f"a batch of {count}",
         )
@@ -549,6 +564,9 @@ def test_todo08_note(student):
 # 9: data that all ranks read alike
 
 
+INT64 = "The docstring says which dtype the windows have. What does torch.randint make, unless it is told?"
+
+
 @todo(
     9,
     minutes=20,
@@ -576,12 +594,14 @@ def test_todo09_starts(student):
         ]
         (parts,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
         expect(
-            all(isinstance(part, list) and len(part) == batch // world for part in parts),
+            all(isinstance(part, torch.Tensor) and len(part) == batch // world for part in parts),
             f"on {count_of(world, 'rank')}, not every rank has {batch // world} of the {batch} samples",
             batch // world,
-            [len(part) if isinstance(part, list) else part for part in parts],
+            [len(part) if isinstance(part, torch.Tensor) else part for part in parts],
         )
-        groups = [parts[i : i + world] for i in range(0, len(parts), world)]
+        for part in parts:
+            check_shape("what starts_9 returns", part, (batch // world,), torch.int64, hint=INT64)
+        groups = [[part.tolist() for part in parts[i : i + world]] for i in range(0, len(parts), world)]
         for group in groups:
             expect(
                 world == 1 or len({tuple(part) for part in group}) == world,
@@ -590,7 +610,7 @@ def test_todo09_starts(student):
                 group[0],
             )
             expect(
-                all(isinstance(s, int) and 0 <= s < length for part in group for s in part),
+                all(0 <= s < length for part in group for s in part),
                 "a window starts outside the text",
                 f"0 … {length - 1}",
                 group,

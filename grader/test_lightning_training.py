@@ -3,7 +3,7 @@
 | TODO | achievement                      | evidence                                                                  | needs |
 |------|----------------------------------|---------------------------------------------------------------------------|-------|
 | 1    | the loss of a step               | training_step() of a batch, against the model's own loss; what it leaves untouched |  |
-| 2    | the optimizer                    | weights after two steps of what configure_optimizers() makes, for two sets of flags |  |
+| 2    | the optimizer                    | weights after two epochs with what configure_optimizers() makes, for two sets of flags |  |
 | 3    | the mean over all tokens         | Lightning validates on 3 ranks with unequal shares: what it has logged     |       |
 | 4    | devices and nodes                | layout() on 1 × 3 and 2 × 1 (nodes × ranks), and without a launcher        |       |
 | 5    | one model                        | Lightning fits a model of the check's on 3 ranks: weights against one process; the backend |  |
@@ -113,6 +113,7 @@ def own_module(model):
 
 def step_on_rank(code, rank, world):
     module = code.LitModel(tiny_model(seed=0), made_args(code))
+    module.trainer = own_trainer(world)
     module.train()
     before, asked = weights(module.model), []
     module.log = lambda *_, sync_dist=False, **__: asked.append(sync_dist)  # log_dict calls it, too
@@ -155,7 +156,11 @@ def one_step():
 )
 def test_todo1_training_step(student):
     right = student.reference(one_step)
-    (seen,) = student.call(step_on_rank, world=1, group=False).evidence
+    for seen in student.call(step_on_rank, world=2, group=False).evidence:
+        check_step(seen, right)
+
+
+def check_step(seen, right):
     expect(
         seen["loss"] is not None,
         f"training_step returns no loss, but a {seen['kind']}: Lightning then makes no step, or stops",
@@ -220,35 +225,36 @@ FLAGS = (
 
 
 def optimizer_on_rank(code, rank, world):
+    """Lightning fits, with what it gets, for two epochs of two steps: at their ends it would step a schedule."""
     left = []
     for flags in FLAGS:
+        trainer = own_trainer(world, max_epochs=2)
         module = code.LitModel(tiny_model(seed=0), made_args(code, *flags))
+        module.training_step = lambda batch, _, model=module.model: model(*batch)
+        module.trainer = trainer
         found = module.configure_optimizers()
         while isinstance(found, (tuple, list, dict)) and found:  # Lightning takes all of these
             found = found["optimizer"] if isinstance(found, dict) else found[0]
         if not isinstance(found, torch.optim.Optimizer):
             left.append({"kind": type(found).__name__})
             continue
-        two_steps(module.model, found)
-        left.append(
-            {"weights": weights(module.model), "moved": sum(len(group["params"]) for group in found.param_groups)}
-        )
+        trainer.fit(module, torch.utils.data.DataLoader([tiny_batch(0), tiny_batch(1)], batch_size=None))
+        groups = trainer.optimizers[0].param_groups
+        moved, rates = sum(len(group["params"]) for group in groups), [float(group["lr"]) for group in groups]
+        left.append({"weights": weights(module.model), "moved": moved, "rates": rates})
     return left
-
-
-def two_steps(model, optimizer):
-    for number in range(2):
-        model.zero_grad()
-        model(*tiny_batch(number)).backward()
-        optimizer.step()
 
 
 def right_steps():
     left = []
     for kind, lr, decay in ((torch.optim.AdamW, 0.01, 0.3), (torch.optim.SGD, 0.5, 0.1)):
         model = tiny_model(seed=0)
-        two_steps(model, kind(model.parameters(), lr=lr, weight_decay=decay))
-        left.append(weights(model))
+        optimizer = kind(model.parameters(), lr=lr, weight_decay=decay)
+        for number in (0, 1, 0, 1):
+            model.zero_grad()
+            model(*tiny_batch(number)).backward()
+            optimizer.step()
+        left.append({"lr": lr, "weights": weights(model)})
     return left
 
 
@@ -277,12 +283,15 @@ def right_steps():
 )
 def test_todo2_optimizer(student):
     right = student.reference(right_steps)
-    student.premise(
-        any(not torch.allclose(right[0][name], right[1][name], rtol=1e-2) for name in right[0]), "the other optimizer"
-    )
-    (left,) = student.call(optimizer_on_rank, world=1, group=False).evidence
-    for flags, seen, wanted in zip(FLAGS, left, right, strict=True):
-        told = f"with {' '.join(flags)}"
+    adamw, sgd = (steps["weights"] for steps in right)
+    student.premise(any(not torch.allclose(adamw[name], sgd[name], rtol=1e-2) for name in adamw), "the other optimizer")
+    for left in student.call(optimizer_on_rank, world=2, group=False).evidence:
+        check_optimizers(left, right)
+
+
+def check_optimizers(left, right):
+    for flags, seen, steps in zip(FLAGS, left, right, strict=True):
+        told, wanted = f"with {' '.join(flags)}", steps["weights"]
         expect(
             "kind" not in seen, f"{told}, configure_optimizers returns no optimizer", "an optimizer", seen.get("kind")
         )
@@ -293,10 +302,18 @@ def test_todo2_optimizer(student):
             seen["moved"],
             hint="Which parameters does it get: the whole module's, or only a part's?",
         )
+        rate = next((rate for rate in seen["rates"] if rate != steps["lr"]), steps["lr"])
+        expect(
+            rate == steps["lr"],
+            f"{told}, the learning rate on each of two ranks is {rate:g} after two epochs: no flag asks for that",
+            steps["lr"],
+            rate,
+            hint="--lr is the rate of all parameters, in every step and on any number of ranks. What changes yours?",
+        )
         wrong = [name for name in wanted if not near(seen["weights"][name], wanted[name], REL)]
         expect(
             not wrong,
-            f"{told}, two steps of the optimizer give different weights: is it the right kind, with both settings?",
+            f"{told}, four steps of the optimizer give different weights: is it the right kind, with both settings?",
             "equal weights",
             f"different weights, such as {wrong[:1]}",
             hint="Three flags are about the optimizer. Which of them does not reach it?",
@@ -595,18 +612,27 @@ def test_todo5_strategy(student):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 6 and 7: loaders
 
-# 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make.
-SETS = (35, 17, 13)
+# 35 = 2 · 12 + 11: on 2 and on 3 ranks, a padded share has a third step that one process does not make. Of one sample
+# all ranks but one have none.
+SETS = (35, 17, 1)
 
 
-def numbered(first, size):
-    """A set of windows of two tokens; the second of x is first + the window's number."""
-    return Windows(torch.arange(2 * first, 2 * (first + size)) // 2, 2, 0, drop_last=True)
+class Numbered(Windows):
+    """A set of windows of two tokens; the second of x is first + the window's number. Beyond the last one it reads on,
+    so that the sampler of a larger set is told as what it is.
+    """
+
+    def __init__(self, first, size):
+        super().__init__(torch.arange(2 * first, 2 * (first + 100)) // 2, 2, 0, drop_last=True)
+        self.size = size
+
+    def __len__(self):
+        return self.size
 
 
 def loaders_on_rank(code, rank, world, seed):
     firsts = (0, 100, 200)
-    sets = tuple(numbered(first, size) for first, size in zip(firsts, SETS))
+    sets = tuple(Numbered(first, size) for first, size in zip(firsts, SETS))
     data = code.Data(sets, made_args(code, "--seed", str(seed)))
     data.trainer = own_trainer(world)
     train, epochs = data.train_dataloader(), []
@@ -657,42 +683,12 @@ def test_todo6_train_loader(student):
 
 def check_train_loader(student, nodes, world):
     seed, n_train = student.draw("seed", nodes, world).randrange(1 << 20), SETS[0]
-    steps = n_train // BATCH
     ranks = train_batches(student, nodes, world, seed)
-    share = BATCH // world
     for epoch in range(2):
         order = torch.randperm(n_train, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
         for rank, seen in enumerate(ranks):
-            mine = seen["epochs"][epoch]
-            strange = [i for batch in mine for i in batch if i >= n_train]
-            expect(
-                not strange,
-                f"rank {rank} of {world} trains on samples of a different set",
-                "the training set",
-                strange[:1],
-                rank,
-                "Data has three sets. Which one does the loader get, and which one the sampler?",
-            )
-            expect(
-                mine and len(mine[0]) == share,
-                f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
-                f" is the global batch, and a rank's part of it is {share}",
-                f"batches of {share}",
-                [len(batch) for batch in mine],
-                rank,
-                "Over how many ranks is the global batch divided, and which object knows that number?",
-            )
-            expect(
-                [len(batch) for batch in mine] == [share] * steps,
-                f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
-                f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
-                [share] * steps,
-                [len(batch) for batch in mine],
-                rank,
-                "Samples that do not divide can be dropped or repeated, by the sampler and by the loader. What does"
-                " each do?",
-            )
-        for step in range(steps):
+            check_batches(rank, world, seen["epochs"][epoch])
+        for step in range(n_train // BATCH):
             right = sorted(order[step * BATCH : (step + 1) * BATCH])
             seen = sorted(i for rank in ranks for i in rank["epochs"][epoch][step])
             twice = sorted({i for i in seen if seen.count(i) > 1})
@@ -713,6 +709,48 @@ def check_train_loader(student, nodes, world):
                 seen,
                 hint="One order is dealt to all ranks. What determines the shuffle, and is it the same on all of them?",
             )
+
+
+def check_batches(rank, world, mine):
+    """What one rank of several reads in an epoch of training, batch by batch."""
+    n_train, steps, share = SETS[0], SETS[0] // BATCH, BATCH // world
+    strange = [i for batch in mine for i in batch if i >= n_train]
+    expect(
+        not strange,
+        f"rank {rank} of {world} trains on samples of a different set",
+        "the training set",
+        strange[:1],
+        rank,
+        "Data has three sets. Which one does the loader get, and which one the sampler?",
+    )
+    expect(
+        mine and len(mine[0]) == share,
+        f"rank {rank} of {world} trains on batches of {len(mine[0]) if mine else 0}: --batch-size {BATCH}"
+        f" is the global batch, and a rank's part of it is {share}",
+        f"batches of {share}",
+        [len(batch) for batch in mine],
+        rank,
+        "Over how many ranks is the global batch divided, and which object knows that number?",
+    )
+    read = sum(len(batch) for batch in mine)
+    expect(
+        read <= math.ceil(n_train / world),
+        f"rank {rank} of {world} reads {read} of {n_train} samples in an epoch, more than a share: the ranks"
+        " together read some twice",
+        f"{steps * share} samples",
+        read,
+        rank,
+        "Which sampler deals to one rank of several, and is it told how many there are?",
+    )
+    expect(
+        [len(batch) for batch in mine] == [share] * steps,
+        f"rank {rank} of {world} makes steps of {[len(batch) for batch in mine]} samples in an epoch, "
+        f"one process makes {steps} of {BATCH}: is the share padded, or a short batch kept?",
+        [share] * steps,
+        [len(batch) for batch in mine],
+        rank,
+        "Samples that do not divide can be dropped or repeated, by the sampler and by the loader. What does each do?",
+    )
 
 
 @todo(
@@ -747,7 +785,7 @@ def check_evaluation_loaders(student, nodes, world):
             f"sample {other[0] % 100 if other else ''} of another",
             hint="Each loader has its own set, and so has its sampler. Which one is named here?",
         )
-        whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size]
+        whole = [rank for rank, seen in enumerate(ranks) if len(set(seen[name])) == size > 1]
         expect(
             not whole,
             f"rank {whole[:1]} of {world} reads the whole {name} set: so does one process, in the same time",
@@ -765,11 +803,13 @@ def check_evaluation_loaders(student, nodes, world):
 
 
 def reached_on_rank(code, rank, world):
-    trainer = code.make_trainer(made_args(code), [])
-    module, samples = own_module(torch.nn.Linear(1, 1)), numbered(0, SETS[1])
+    trainer = code.make_trainer(made_args(code, "--epochs", "1"), [])
+    module, samples = own_module(torch.nn.Linear(1, 1)), Numbered(0, SETS[1])
     loader = torch.utils.data.DataLoader(samples, batch_size=2, sampler=ShardSampler(samples, rank, world))
     trainer.validate(module, dataloaders=loader, verbose=False)
-    return module.seen
+    seen = [*module.seen]
+    trainer.fit(own_module(tiny_model(seed=0)), torch.utils.data.DataLoader([tiny_batch(0)] * 3, batch_size=None))
+    return {"samples": seen, "steps": trainer.global_step}
 
 
 @todo(
@@ -798,8 +838,8 @@ def check_own_samplers(student, nodes):
     assert size % world
     where = f" on {nodes} nodes with one rank each" if nodes > 1 else ""
     shares = student.call(reached_on_rank, world=world, nodes=nodes, group=False).evidence
-    for rank, seen in enumerate(shares):
-        own = list(range(rank, size, world))
+    for rank, left in enumerate(shares):
+        own, seen = list(range(rank, size, world)), left["samples"]
         expect(
             sorted(seen) == own,
             f"rank {rank} of {world}{where} evaluates {len(seen)} samples of a loader whose sampler deals {len(own)}:"
@@ -807,6 +847,15 @@ def check_own_samplers(student, nodes):
             own,
             sorted(seen),
             rank,
+        )
+        expect(
+            left["steps"] == 3,
+            f"with the Trainer of make_trainer(), rank {rank} of {world}{where} makes {left['steps']} steps in an"
+            " epoch of 3 batches: an argument changes more than the samplers",
+            3,
+            left["steps"],
+            rank,
+            "Each entry of the dictionary is an argument of L.Trainer. What does each of yours change?",
         )
 
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from nbformat.v4 import new_code_cell
+from student_notebook import save, solved
 
 from grader.engine.judge import audit
 from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
@@ -172,6 +174,44 @@ def test_a_given_line_that_is_moved_is_told_after_a_pass(runner, tmp_path):
     script.write_text(script.read_text().replace(step, f"    {step}"))  # under `if args.clip:`
     verdict = Judge(runner, "ddp_training", folder).verdict(1)
     assert verdict.passed and "“optimizer.step()”, indented differently" in verdict.message
+
+
+def moved(notebook):
+    imports = next(cell for cell in notebook.cells if "import torch.distributed as dist" in cell.source)
+    notebook.cells.remove(imports)
+    notebook.cells.append(imports)
+
+
+def deleted(notebook):
+    notebook.cells.remove(next(cell for cell in notebook.cells if cell.source.startswith("class ShardedOptimizer")))
+
+
+def indented_differently(notebook):
+    given = next(cell for cell in notebook.cells if cell.source.startswith("class ShardedOptimizer"))
+    given.source = given.source.replace("\n        self.", "\n    self.", 1)
+
+
+def rebound(notebook):
+    notebook.cells.append(new_code_cell("import torch\nnotes = 1\ndist = None"))
+
+
+@pytest.mark.parametrize(
+    ("accident", "told"),
+    [
+        (moved, "notebooks/03_zero.ipynb: the cell “import torch” is in another place"),
+        (deleted, "notebooks/03_zero.ipynb: the cell “class ShardedOptimizer:” is gone"),
+        (indented_differently, "indented differently"),
+        (rebound, "Outside the TODOs, these lines are not the course's: a cell: “import torch”:3 “dist = None”"),
+    ],
+)
+def test_an_accident_in_a_cell_that_is_no_todos_is_named(runner, tmp_path, accident, told):
+    notebook = solved("03_zero")
+    accident(notebook)
+    save(notebook, tmp_path / "notebooks" / "03_zero.ipynb")
+    others = set(lessons.titles("03_zero")) - {4}
+    verdict = Judge(runner, "03_zero", str(tmp_path), presumed=others).verdict(4)
+    assert verdict.status == "fail" and told in verdict.message, verdict
+    assert verdict.hint.startswith("`./workbook diff 03_zero`")
 
 
 def test_a_function_that_returns_nothing_is_named(runner, tmp_path):

@@ -15,6 +15,7 @@ from grader.engine.judge.verdict import Wrong, apart, expect, hinted
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Diagnosis
 from grader.engine.ranks.endings import parted
+from grader.kit.tensors import difference
 from tests.test_diagnose import feed, op
 
 
@@ -36,6 +37,12 @@ def test_tensors_are_told_where_they_differ_most():
     assert apart(torch.ones(2), torch.ones(2, 1)) == ("shape (2,): 1, 1", "shape (2, 1): 1, 1")
     assert apart([1.0, 2.0], [1.0, 2.00000001]) == ("1, 2", "1, 2.00000001")
     assert apart([[0, 1], [2]], [[0], [1, 2]]) == ([[0, 1], [2]], [[0], [1, 2]])
+
+
+def test_numbers_that_were_float32_on_the_way_are_told_as_that():
+    right = torch.linspace(0.1, 3, 20, dtype=torch.float64)
+    assert "as if it had been float32 on the way" in difference(right.float().double(), right)
+    assert "float32" not in difference(right + 1e-3, right)
 
 
 def test_long_lists_of_names_are_told_by_what_only_one_has():

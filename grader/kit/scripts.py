@@ -286,6 +286,15 @@ def check_dealt(told: str, shares: list[list[list[int]]], size: int, seed: int, 
 def same_run(serial, run, world):
     """The parallel run is the serial run: losses of all steps, the report, the last weights, the files."""
     right, ranks = training(serial.evidence[0]), [training(evidence) for evidence in run.evidence]
+    for rank, steps in enumerate(ranks):
+        expect(
+            right.keys() <= steps.keys(),
+            f"on {count_of(world, 'rank')}, rank {rank} makes {count_of(len(steps), 'step')} with the model in training"
+            f" mode, and the serial run {len(right)}",
+            len(right),
+            len(steps),
+            rank,
+        )
     for step in right:
         loss, theirs = right[step][1][0], [steps[step][1][0] for steps in ranks]
         seen = None if None in theirs else sum(theirs) / world  # of one made outside the model, what follows tells

@@ -732,7 +732,7 @@ WRONG = [
         4,
         "added up in float32",
         [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(growing.float() + arriving.float())")],
-        says="in float64: what rank 0 holds afterwards is not",
+        says="the first six digits agree, as if it had been float32 on the way",
     ),
     Answer(4, "returned as float32", swap=("rank]", "rank].float()"), says="in float64"),
     Answer(

@@ -651,6 +651,12 @@ for p, part in zip(parameters, parts):
     Answer(8, "nothing is freed", [None, "pass"], says="whole weights"),
     Answer(
         8,
+        "its data exchanged for none",
+        swap=("parameter.untyped_storage().resize_(0)", "parameter.data = parameter.data.new_empty(0)"),
+        says="where the check says",
+    ),
+    Answer(
+        8,
         "filled with zeros, not freed",
         [
             UNSHARD.replace("    return\n", "    pass\n"),

@@ -100,6 +100,18 @@ return E * (f_E * P_E).sum()
 WRONG = [
     Answer(
         7,
+        "experts in the order of a set",
+        swap=("for parameter in experts:", "for parameter in set(experts):"),
+        says="the ranks call different shapes",
+    ),
+    Answer(
+        7,
+        "shared parameters in the order of a set",
+        swap=("for parameter in shared:", "for parameter in set(shared):"),
+        says="the ranks call different shapes",
+    ),
+    Answer(
+        7,
         "new tensors as gradients",
         swap=(
             "    dist.all_reduce(parameter.grad, group=copies)\n    parameter.grad /= world",

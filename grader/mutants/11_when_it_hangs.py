@@ -4,6 +4,56 @@ from grader.kit import Answer
 
 WRONG = [
     Answer(
+        2,
+        "by the numbers that are not 0",
+        swap=("key=lambda p: p.numel()", "key=lambda p: int(p.grad.count_nonzero())"),
+        says="rank",
+    ),
+    Answer(
+        2,
+        "by the norm where sizes are equal",
+        swap=("key=lambda p: p.numel()", "key=lambda p: (p.numel(), p.grad.norm().item())"),
+        says="is not the mean over the ranks",
+    ),
+    Answer(
+        2,
+        "by rank 0's norms",
+        [
+            """
+            parameters = list(model.parameters())
+            norms = torch.stack([p.grad.norm() for p in parameters])
+            dist.broadcast(norms, src=0)
+            parameters = [parameters[i] for i in norms.argsort(descending=True).tolist()]
+            """,
+            None,
+        ],
+        says="small gradients go before",
+    ),
+    Answer(
+        6,
+        "the first alone is checked",
+        ["checked(samples[0])\nreturn default_collate(samples)", None],
+        says="without any error",
+    ),
+    Answer(
+        6,
+        "all but the last are checked",
+        ["return default_collate([*map(checked, samples[:-1]), samples[-1]])", None],
+        says="without any error",
+    ),
+    Answer(
+        9,
+        "in int32",
+        swap=("generator=generator)", "generator=generator, dtype=torch.int32)"),
+        says="what starts_9 returns is in int32, not in int64",
+    ),
+    Answer(
+        5,
+        "the node that the job was submitted on",
+        ["before = 'export MASTER_ADDR=$SLURM_SUBMIT_HOST'\non_each_node = ':'", None],
+        says="login",
+    ),
+    Answer(
         8,
         "a barrier, too",
         [
@@ -361,6 +411,11 @@ WRONG = [
     ),
 ]
 RIGHT = [
+    Answer(
+        1,
+        "a message to all, into the folder that is there",
+        ["if dist.get_rank() == 0:\n    torch.save(content, path)\ndist.broadcast(torch.zeros(1), src=0)", None],
+    ),
     Answer(
         1,
         "torch.save on rank 0, then a reduction for all",

@@ -8,6 +8,46 @@ TRAIN_SAMPLER = """
         )"""
 
 WRONG = [
+    Answer(
+        1,
+        "in evaluation mode, and left there",
+        "self.model.eval()\nreturn self.model(x, y)",
+        says="self, which it is given, is left in evaluation mode",
+    ),
+    Answer(
+        2,
+        "a rate for all ranks together",
+        swap=("lr=self.args.lr", "lr=self.args.lr * self.trainer.world_size"),
+        says="the learning rate on each of two ranks is 0.02",
+    ),
+    Answer(
+        2,
+        "a schedule",
+        """
+        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
+        optimizer = kind(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+        """,
+        says="after two epochs",
+    ),
+    Answer(
+        7,
+        "batches no larger than the share",
+        swap=("batch_size=batch_size", "batch_size=min(batch_size, len(sampler))"),
+        says="batch_size",
+    ),
+    Answer(
+        7,
+        "the validation set's sampler for both",
+        swap=("ShardSampler(samples,", "ShardSampler(self.validation,"),
+        says="the test loader reads a different set",
+    ),
+    Answer(
+        8,
+        "and gradients are accumulated",
+        'own_samplers = {"use_distributed_sampler": False, "accumulate_grad_batches": 3}',
+        says="an argument changes more than the samplers",
+    ),
     Answer(1, "nothing is returned", "loss = self.model(x, y)", says="training_step returns None"),
     Answer(1, "logits for a loss", "return self.model(x)", says="no loss"),
     Answer(1, "a number, without its graph", "return self.model(x, y).item()", says="no loss"),
@@ -249,6 +289,7 @@ WRONG = [
         batch_size = self.args.batch_size // self.trainer.world_size
         return DataLoader(self.train, batch_size=batch_size, shuffle=True, drop_last=True, **self.common)
         """,
+        says="more than a share",
     ),
     Answer(
         6,
@@ -258,6 +299,7 @@ WRONG = [
         order = EpochOrder(self.train, self.args.seed)
         return DataLoader(self.train, batch_size=batch_size, sampler=order, drop_last=True, **self.common)
         """,
+        says="more than a share",
     ),
     Answer(
         6,
@@ -432,7 +474,7 @@ WRONG = [
         swap=("save0({", "trainer.local_rank == 0 and torch.save({"),
         says="on 2 nodes with one rank each, ranks [0, 1] all write",
     ),
-    Answer(1, "a share of the loss", "return self.model(x, y) / self.trainer.world_size"),
+    Answer(1, "a share of the loss", "return self.model(x, y) / self.trainer.world_size", says="the mean loss"),
     Answer(
         2,
         "norms are not trained",

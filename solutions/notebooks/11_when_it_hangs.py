@@ -175,7 +175,7 @@ def make_optimizer_2(model: nn.Module, args: Namespace) -> Optimizer:
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients_2(model: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, large gradients before small ones."""
-    # TODO 2: Let the ranks agree on the order, and on what "large" means.
+    # TODO 2: Let the ranks agree on the order. "Large" is what takes long to send, not what has large numbers.
     ### BEGIN SOLUTION
     parameters = sorted(model.parameters(), key=lambda p: p.numel(), reverse=True)
     ### STUDENT

@@ -34,17 +34,21 @@ class Given:
         self.before = {name: look(tensor) for name, tensor in self.tensors.items()}
         self.values = values
         self.held = {name: items(value) for name, value in values.items()}
-        self.modes = {name: modes(value) for name, value in values.items() if isinstance(value, torch.nn.Module)}
+        self.modules = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
+        self.modes = {name: modes(module) for name, module in self.modules.items()}
 
     @classmethod
     def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
-        """A snapshot of the arguments of a call, by their names."""
+        """A snapshot of the arguments of a call, by their names; of a module's method, the module's mode, too."""
         try:
             named = inspect.signature(function).bind(*args, **kwargs).arguments
         except (TypeError, ValueError):  # the call itself will raise
             named = {}
-        named.pop("self", None)
-        return cls(**named)
+        own = named.pop("self", None)
+        given = cls(**named)
+        if isinstance(own, torch.nn.Module) and hasattr(own, "_modules"):  # its constructor has run
+            given.modules["self"], given.modes["self"] = own, modes(own)
+        return given
 
     def changes(self, gradients: bool = True) -> dict[str, str]:
         """name -> what has changed since then, in words. `gradients`: compare gradients, too; not after the check
@@ -52,7 +56,7 @@ class Given:
         """
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
         others = [name for name, old in self.held.items() if not_held(self.values[name], old)]
-        left = {name: left_in(mode, modes(self.values[name])) for name, mode in self.modes.items()}
+        left = {name: left_in(mode, modes(self.modules[name])) for name, mode in self.modes.items()}
         return dict.fromkeys(others, "has other items afterwards") | {
             name: change for name, change in (found | left).items() if change
         }

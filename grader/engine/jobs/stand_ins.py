@@ -187,6 +187,7 @@ def slurm(nodes: int, job: int) -> dict[str, str]:
         "SLURM_NODELIST": names,
         "SLURM_GPUS_ON_NODE": str(GPUS),
         "SLURM_JOB_GPUS": ",".join(map(str, range(GPUS))),
+        "SLURM_SUBMIT_HOST": "jrlogin01",
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",

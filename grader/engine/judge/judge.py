@@ -299,15 +299,22 @@ class Judge:
 
     @functools.cached_property
     def _changes(self) -> list[tuple[str, regions.Change]]:
-        """The changes to what was given, with their places; a deleted cell counts as one."""
-        found = []
+        """The changes to what was given, with their places. A cell that is deleted or moved counts as one, and so does
+        a line of the student's own cells that gives a new meaning to a name of the course's.
+        """
+        found, moved = [], lessons.moved_cells(self.lesson, self.student.units)
         for unit in self.student.units:
-            if unit.source and not unit.text.strip():
-                first = regions.compose(unit.source).split("\n")[0]
-                found.append((f"{unit.name}:", regions.Change(0, f"the cell “{first}” is gone", True)))
-            elif unit.source:
+            first = regions.compose(unit.source).split("\n")[0]
+            if not unit.source:
+                changes = regions.rebound([other.source for other in self.student.units], unit.text)
+            elif not unit.text.strip():
+                changes = [regions.Change(0, f"the cell “{first}” is gone", True)]
+            else:
                 changes = regions.changed_elsewhere(unit.source, unit.text)
-                found += [(f"{unit.name}:{change.line}", change) for change in changes]
+                if unit in moved:
+                    changes.insert(0, regions.Change(0, f"the cell “{first}” is in another place", True))
+            file = unit.name.split(", cell")[0]
+            found += [(f"{unit.name}:{change.line}" if change.line else f"{file}:", change) for change in changes]
         return found
 
     def in_words(self, words: str | None) -> str | None:

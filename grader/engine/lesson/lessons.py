@@ -10,6 +10,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -203,6 +204,18 @@ def units(
     keys = {cell.key for cell in cells if cell.code}
     gone = [node for node in given if parsing.key(node) not in keys and _is_graded(node)]
     return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source) for node in gone]
+
+
+def moved_cells(stem: str, units: list[Unit]) -> list[Unit]:
+    """Given cells of a notebook that are not in the course's order: as few as explain the student's order."""
+    if not is_notebook(stem):
+        return []
+    course = [cell.source for cell in read_percent(source_path(stem).read_text("utf-8"), stem).cells]
+    there = [unit for unit in units if unit.source and unit.text.strip()]
+    order = [course.index(unit.source) for unit in there]
+    kept = SequenceMatcher(None, sorted(order), order, False).get_matching_blocks()
+    in_order = {place for block in kept for place in range(block.b, block.b + block.size)}
+    return [unit for place, unit in enumerate(there) if place not in in_order]
 
 
 def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:

@@ -17,6 +17,7 @@ A TODO may own several regions: the later ones open with ``# TODO 4, again:``.
 Everything here maps text to text; nothing is run and no file is opened.
 """
 
+import ast
 import functools
 import io
 import re
@@ -280,6 +281,41 @@ def changed_elsewhere(source: str, edited: str) -> list[Change]:
         place = new[min(begin + changed, len(new) - 1)].number if new else 1
         found += [Change(place, f"“{_short(line.text)}” is missing", True) for line in old[first + changed : last]]
     return found
+
+
+def rebound(given: Sequence[str], cell: str) -> list[Change]:
+    """Lines of a cell of the student's own that give a new meaning to a name which the given cells bind. The cell's
+    lines are only compared, not parsed.
+    """
+    names = set().union(*map(_names_bound, given))
+    same = {line.strip() for source in given for line in source.split("\n")}
+    return [
+        Change(number, f"“{_short(line)}”", False)
+        for number, line in enumerate(cell.split("\n"), start=1)
+        if line.strip() not in same and not names.isdisjoint(_bound_by(line[:200]))
+    ]
+
+
+def _names_bound(code: str) -> set[str]:
+    """The names that a given cell binds where it is not inside a function or class; of a cell with magics, none."""
+    try:
+        statements = ast.parse(code).body
+    except SyntaxError:
+        return set()
+    return {name for line in map(ast.unparse, statements) for name in _bound_by(line.split("\n")[0])}
+
+
+BINDS = re.compile(r"(?:def|class)\s+(?P<made>\w+)|(?:from .*)?import (?P<imported>.*)|(?P<stored>\w[\w, ]*)=[^=]")
+
+
+def _bound_by(line: str) -> set[str]:
+    """The names that a line without indentation binds."""
+    found = BINDS.match(line)
+    if not found:
+        return set()
+    if found["imported"]:
+        return {name.split(" as ")[-1].strip("() ").split(".")[0] for name in found["imported"].split(",")}
+    return {found["made"]} if found["made"] else {*re.findall(r"\w+", found["stored"])}
 
 
 def _short(line: str) -> str:

@@ -68,10 +68,10 @@ class Endings:
 
     def line_of_ours(self, frames: list) -> str:
         """The line of the course's library, or else of the check, that failed because of what the student's code
-        returned.
+        returned. A monitor that sees every operation is not what failed.
         """
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
-        for path, line, _ in reversed(frames):
+        for path, line, _ in reversed([frame for frame in frames if frame[2] != "__torch_dispatch__"]):
             file = Path(path)
             library = file.is_relative_to(lessons.COURSE / "utils")
             if library or (check.name.startswith("test_") and file.parts[-2:] == check.parts[-2:]):
