@@ -290,7 +290,7 @@ def test_todo3_flops(student):
         right["utilization", (speed, flops, peak)] = speed * flops / peak
 
     def suggestion(answer, guess):
-        if same_numbers(guess, scoreless.get(answer)):
+        if answer in scoreless and same_numbers(guess, scoreless[answer]):
             return "These are the FLOPs of the weights. What else does attention compute, in each block?"
         return phases_mixed_up(answer, guess)
 
