@@ -21,7 +21,7 @@ import math
 import torch
 from torch import nn
 
-from grader.kit import check_answers, count_of, expect, numbers, ones_in_turn, todo
+from grader.kit import check_answers, count_of, expect, numbers, ones_in_turn, same_numbers, todo
 
 BUILDS = "nothing parallel yet: perplexity, the phases of a step, FLOPs, roofline, memory; strong and weak scaling"
 
@@ -64,7 +64,8 @@ def test_todo1_perplexity(student):
     right["perplexity", ((0.0,), (draw.randrange(2, 90),))] = 1.0
     for vocabulary in (2, draw.randrange(3, 1000), 33_278):
         right["untrained_loss", (vocabulary,)] = math.log(vocabulary)
-    check_answers(student, right)
+    alike = "If V words are equally likely, what is the probability of the right one, and what loss does that give?"
+    check_answers(student, right, hints={"untrained_loss": alike})
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -205,7 +206,13 @@ def test_todo2_phases(student):
     seen = student.call(steps_on_rank, world=1, group=False, line=line, rate=rate, steps=steps).evidence[0]
     for number, (step, found, (loss, _, wanted, added_up)) in enumerate(zip(steps, seen, right, strict=True), start=1):
         expect(found["pair"], "timed_step does not return a loss and the phases' seconds", "two values", "another kind")
-        expect(found["kind"] == "float", "timed_step does not return its loss as a number", "float", found["kind"])
+        expect(
+            found["kind"] == "float",
+            "timed_step does not return its loss as a number",
+            "float",
+            found["kind"],
+            hint="Which method of a tensor with a single element gives that element as a Python number?",
+        )
         expect(
             math.isclose(found["loss"], loss, rel_tol=1e-9),
             f"the loss of step {number} is not what gradient descent gives",
@@ -265,7 +272,7 @@ def test_todo2_phases(student):
 )
 def test_todo3_flops(student):
     draw = student.draw("models")
-    right = {}
+    right, scoreless = {}, {}
     for _ in range(4):
         dim, layers, vocabulary, seq_len = (
             8 * draw.randrange(8, 100),
@@ -274,15 +281,25 @@ def test_todo3_flops(student):
             draw.randrange(32, 2048),
         )
         blocks = layers * (24 * dim**2 + 4 * dim * seq_len)
-        right["token_flops", (dim, layers, vocabulary, seq_len)] = (blocks + 6 * vocabulary * dim, 2 * blocks)
+        flops = blocks + 6 * vocabulary * dim, 2 * blocks
+        right["token_flops", (dim, layers, vocabulary, seq_len)] = flops
+        scores = layers * 4 * dim * seq_len
+        scoreless[flops] = [flops[0] - scores, flops[1] - 2 * scores]
     for _ in range(2):
         speed, flops, peak = draw.uniform(1e3, 1e5), draw.uniform(1e6, 1e9), draw.uniform(1e14, 1e15)
         right["utilization", (speed, flops, peak)] = speed * flops / peak
-    check_answers(student, right, hint=phases_mixed_up)
+
+    def suggestion(answer, guess):
+        if answer in scoreless and same_numbers(guess, scoreless[answer]):
+            return "These are the FLOPs of the weights. What else does attention compute, in each block?"
+        return phases_mixed_up(answer, guess)
+
+    fraction = "How many FLOPs does the run do in a second? Divide that by what the device could do."
+    check_answers(student, right, hint=suggestion, hints={"utilization": fraction})
 
 
 def phases_mixed_up(answer, guess):
-    """A hint for FLOPs that are right in sum, and in the wrong phases."""
+    """A hint for FLOPs whose sum is right, but which are in the wrong phases."""
     if not (isinstance(answer, tuple) and isinstance(guess, list) and all(isinstance(n, (int, float)) for n in guess)):
         return ""
     if len(guess) != 2 or not math.isclose(sum(guess), sum(answer), rel_tol=1e-9):
@@ -430,7 +447,15 @@ def test_todo6_growth(student):
     for _ in range(3):
         years, pace, first = draw.uniform(2, 9), draw.uniform(0.5, 3), draw.uniform(1, 100)
         right["doubling_years", (first, first * 2 ** (years / pace), years)] = pace
-    check_answers(student, right)
+    check_answers(
+        student,
+        right,
+        hints={
+            "fewest_devices": "How many bytes does each parameter take, with its gradient and AdamW's state? A fraction"
+            " of a device means a whole one.",
+            "doubling_years": "How many times did it double: which power of 2 is the growth? Divide the years by that.",
+        },
+    )
 
 
 def efficiencies_on_rank(code, rank, world, cases):

@@ -653,7 +653,11 @@ def test_todo8_costs(student):
             right["equal_size", (world, alpha, beta)] = (
                 alpha * (world - 1 - logarithm) / (beta * (logarithm - (world - 1) / world))
             )
-    check_answers(student, right)
+    hints = {
+        "tree_cost": "How many ranks have the vector after each round of a broadcast? A tree reduces, then broadcasts.",
+        "equal_size": "Write down the time of the ring and of the tree for n bytes, set them equal, and solve for n.",
+    }
+    check_answers(student, right, hints=hints)
 
 
 def least_squares(sizes, seconds):
@@ -702,4 +706,5 @@ def test_todo9_fit(student):
     below = tuple(5e-5 * (size / 16000 + 1) ** 2 for size in sizes)
     student.premise(least_squares(sizes, below)[0] < 0, "a latency above 0")
     right["fit", (sizes, below)] = least_squares(sizes, below)
-    check_answers(student, right, rel=1e-6)
+    time = "Which of the two numbers is paid once a round, and which once a byte?"
+    check_answers(student, right, rel=1e-6, hints={"predicted_seconds": time})

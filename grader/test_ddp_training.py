@@ -34,6 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from grader.kit import (
+    count_of,
     LARGE,
     TINY,
     Fault,
@@ -210,7 +211,7 @@ def test_todo2_identifiers(student):
     several = [(nodes, nodes * a_node) for nodes, a_node in layouts(student.draw("layouts"))[1:]]
     for nodes, world in (*LAYOUTS, *several):
         a_node = world // nodes
-        layout = f"{nodes} node{'s' if nodes > 1 else ''} × {a_node}"
+        layout = f"{count_of(nodes, 'node')} with {count_of(a_node, 'rank')}{' each' * (nodes > 1)}"
         for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0].evidence):
             for name, right in (("rank", rank), ("local_rank", rank % a_node), ("world_size", world)):
                 expect(

@@ -30,6 +30,11 @@ def test_one_cause_on_different_ranks_is_told_once():
     ]
 
 
+def test_todos_that_wait_for_another_are_told_once():
+    waits = [{"cause": "prerequisite", "message": m} for m in ("TODO 1 first", "TODO 2 first: it stops this check")]
+    assert pages.commonest(waits) == [("another TODO first", 2)]
+
+
 def test_a_long_submission_says_which_todo_it_has_reached(monkeypatch):
     said = []
     monkeypatch.setattr(progress, "say", said.append)

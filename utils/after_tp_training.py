@@ -1,6 +1,6 @@
 """What `tp_training` teaches, for later scripts.
 
-A plan maps names of modules, with "*" for the number of any block, to how the ranks of a tensor axis split them.
+A plan maps the name of a module, with "*" for the number of any block, to the way the ranks of a tensor axis split it.
 """
 
 import argparse

@@ -9,6 +9,7 @@ import torch
 
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect
+from grader.engine.ranks.diagnose import Fault
 from grader.kit.on_rank import answers_on_rank
 
 
@@ -22,11 +23,15 @@ def check_answers(
 ) -> None:
     """`right` maps (name, arguments) to the answer, a number or several. They are compared to `rel`: by default
     formulas, in float64. `hint` says what a wrong guess suggests, if it suggests anything; `hints` has a hint for each
-    name that the TODO's first hint is not about.
+    name that the TODO's first hint is not about, wrong or crashed.
     """
-    (seen,) = student.call(
-        answers_on_rank, world=1, group=False, calls=[[name, list(map(listed, arguments))] for name, arguments in right]
-    ).evidence
+    calls = [[name, list(map(listed, arguments))] for name, arguments in right]
+    try:
+        (seen,) = student.call(answers_on_rank, world=1, group=False, calls=calls).evidence
+    except Fault as fault:
+        lines = [fault.where, *fault.callers] if fault.where else []
+        fault.hint = fault.hint or next((hints[line[2]] for line in reversed(lines) if line[2] in hints), "")
+        raise
     for ((name, arguments), answer), guess in zip(right.items(), seen, strict=True):
         call = f"{name}({', '.join(map(spoken, arguments))})"
         if isinstance(answer, tuple):

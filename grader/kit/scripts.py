@@ -242,7 +242,7 @@ def each_once(name, shares, size):
             f"{name} is padded: sample {twice[0]} is read {how}, so it counts more than once in the {name} loss. "
             "DistributedSampler repeats samples until all ranks have equally many",
             f"each of {size} samples once",
-            twice,
+            f"more than once: {twice}",
         )
     beyond = sorted(set(everything) - set(range(size)))
     expect(

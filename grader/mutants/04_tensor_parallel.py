@@ -1192,7 +1192,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         9,
         "what is trainable has a gradient",
         swap=("parameter.grad is not None", "parameter.requires_grad"),
-        says="rank 0 stopped with TypeError",
+        says="stopped with TypeError",
     ),
     Answer(12, "x is written in place", swap=("return x * kept / (1 - p)", "x.data *= kept\nreturn x / (1 - p)")),
     Answer(

@@ -260,7 +260,7 @@ def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
 def parallel_mixture(
     h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts that start with number r L."""
+    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
     # TODO 4, again: the whole exchange. Each expert is called once.
     # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION
@@ -303,7 +303,7 @@ run = run_on_ranks("07_expert_parallel/one_layer", [None] * 4)
 plots.journey(run.results, run.collectives)
 
 # %% [markdown]
-# ## A limit to what an expert takes
+# ## A limit on an expert's rows
 #
 # The tokens decide how many rows an expert gets. On some batches one expert gets half of them: its
 # rank needs the memory for them, and all other ranks wait for it. Switch and GShard set a limit, the
@@ -418,10 +418,10 @@ check("07_expert_parallel/6")
 # ![Four ranks in two sets: tokens are exchanged along rows, experts' gradients reduced along columns](../images/expert_groups.svg)
 #
 # Every rank has different tokens, so parameters that all ranks hold (attention, norms, embeddings, **the router**)
-# have their gradients averaged over **all** ranks. An expert's gradients are added to the same expert's in the other
-# sets, and to no others.
+# have their gradients averaged over **all** ranks. An expert's gradients are summed with those of its
+# copies in the other sets, and with no others.
 #
-# By which number must the gradients of an expert be divided? Each rank's loss is the mean over its own tokens, and the
+# By what number must an expert's gradients be divided? Each rank's loss is the mean over its own tokens, and the
 # whole loss is the mean over the $W$ ranks. In the backward pass an expert receives the gradients of the rows of *all*
 # ranks in its set, added up. **Predict** the divisor, before you read the check's message.
 #

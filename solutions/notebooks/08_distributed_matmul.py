@@ -818,9 +818,9 @@ plots.losses({"one process": train_serial()} | on_grids)
 # (lesson 01). A product of $m \times k$ by $k \times n$ takes $2mkn$ FLOPs: that is, a multiplication and an addition
 # for each. The backward pass has two such products.
 #
-# Take your own machine into account: it may have fewer cores than ranks. Then the ranks take turns, and each product takes longer by
-# the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers* are right. They cannot prove
-# a speed-up.
+# Take your own machine into account: if it has fewer cores than ranks, the ranks take turns, and each product takes
+# longer by the factor max(1, ranks / cores). Parallel products on two cores prove that the *numbers* are right. They
+# cannot prove a speed-up.
 
 
 # %%

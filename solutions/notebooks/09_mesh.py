@@ -170,7 +170,7 @@ check("09_mesh/2")
 
 # %% [markdown]
 # Does your count agree with what ranks really send? Here are eight ranks, for all six orders, as if a node had four.
-# Along each axis each sends a tensor to the next rank of its line, with a millionth of the bytes above:
+# Each rank sends a tensor to the next rank on each of its lines, with a millionth of the bytes above:
 
 
 # %%
@@ -224,7 +224,7 @@ plots.orders(predicted, measured)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
-    """This rank's number among the players, who read different samples, from 0; and the number of players.
+    """This rank's number among the players, which read different samples, from 0; and the number of players.
 
     The mesh has some or all of the axes pp, dp, shard, cp and tp, in any order.
     """
@@ -298,7 +298,7 @@ plots.samples(run_on_ranks("09_mesh/first_samples", [shape] * 8).results, shape)
 # - The *same*: leave it. A sum would be t times too large.
 # - A *part*: sum.
 # - *Different samples*: average, as long as each rank's loss is a mean over its own samples. (Here it is: a rank
-#   divides by all tokens of its samples, including those that its neighbours along `cp` and `tp` have.)
+#   divides by all tokens of its samples, including those on its neighbours along `cp` and `tp`.)
 #
 # That depends on the parameter. Three facts decide:
 
@@ -529,7 +529,7 @@ check("09_mesh/4")
 # number must count **once**: not once for each rank that holds it. If each rank clips with its own norm, the ranks
 # scale their parts differently, and together they no longer form one gradient. With Adam, the loss hardly shows it.
 #
-# All gradients are synchronized already. **Predict**: along which axes must squares be summed for a parameter that is
+# All gradients are already synchronized. **Predict**: along which axes must squares be summed for a parameter that is
 # cut? For one that is not? And which stage counts the tied table?
 
 

@@ -76,7 +76,7 @@ def write_run(run: Run) -> Path:
         (
             "usage.png",
             pictures.draw_usage,
-            "Utilisation",
+            "Utilization",
             "One row per CPU or GPU, one column per second; each node's mean comes first. Pale means idle.",
         ),
         (

@@ -64,7 +64,7 @@ count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, 
 {% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
-<table><tr><th>TODO</th><th>right</th><th></th><th>commonest causes</th></tr>
+<table><tr><th>TODO</th><th>right</th><th></th><th>most common causes</th></tr>
 {% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td>{{ t.right }}/{{ t.asked }}</td>
 <td><span class="bar"><span style="width: {{ (100 * t.right / (t.asked or 1)) | round(0) | int }}%"></span></span></td>
 <td>{% for cause, count in t.causes %}{{ count }} × {{ cause }}<br>{% endfor %}</td></tr>{% endfor %}
@@ -158,11 +158,14 @@ def class_page(graded: list[dict], room: records.Class) -> str:
     )
 
 
+UNTRIED = {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}
+
+
 def commonest(failures: list[dict]) -> list[tuple[str, int]]:
     """Causes and their counts, most common first. Causes that differ only in ranks or numbers count as one."""
     alike: dict[str, list[str]] = {}
     for verdict in failures:
-        whole = f"{verdict['cause']}: {verdict['message']}"
+        whole = UNTRIED.get(verdict["cause"]) or f"{verdict['cause']}: {verdict['message']}"
         one_rank = re.sub(r"\branks? \d+((, | and |, and | … )\d+)*", "rank 0", whole)
         alike.setdefault(re.sub(r"[\d.e+-]*\d", "0", one_rank), []).append(cause(verdict))
     return sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda both: -both[1])
@@ -170,8 +173,8 @@ def commonest(failures: list[dict]) -> list[tuple[str, int]]:
 
 def cause(verdict: dict) -> str:
     """The cause of a failure, worded so that equal causes match."""
-    if verdict["cause"] in ("not_attempted", "prerequisite"):
-        return {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}[verdict["cause"]]
+    if verdict["cause"] in UNTRIED:
+        return UNTRIED[verdict["cause"]]
     return textwrap.shorten(f"{verdict['cause'].replace('_', ' ')}: {verdict['message']}", 100, placeholder=" …")
 
 

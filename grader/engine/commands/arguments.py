@@ -67,7 +67,7 @@ def lesson_named(name: str) -> str:
     if name in seals.sealed():
         fail(seals.waits_for(name, right()))
     if name not in stems:
-        close = difflib.get_close_matches(name, stems, n=1)
+        close = [stem for stem in stems if stem.startswith(name)] or difflib.get_close_matches(name, stems, n=1)
         fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
     return name
 

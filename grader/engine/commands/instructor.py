@@ -102,7 +102,7 @@ def build(
             problems = audit.problems(runner, chosen)
     for problem in problems:
         say(escape(problem))
-    say("nothing is wrong" if not problems else f"{len(problems)} problems")
+    say("nothing is wrong" if not problems else f"{len(problems)} problem{'s' if len(problems) > 1 else ''}")
     raise typer.Exit(bool(problems))
 
 

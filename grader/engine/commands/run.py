@@ -104,7 +104,7 @@ def preflight(
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
 ) -> None:
-    """Plot a run: loss, speed, where a step's time goes, memory, utilisation. Writes one HTML page, and PNGs."""
+    """Plot a run: loss, speed, where a step's time goes, memory, utilization. Writes one HTML page, and PNGs."""
     from utils.report import page
 
     folder = next(

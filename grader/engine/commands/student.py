@@ -206,7 +206,7 @@ def solution(todo: Todo) -> None:
     if reference.reference(lesson, number) is None:
         fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
     if todo not in right():
-        fail(f"first make it pass (./workbook check {todo}); a hint? ./workbook hint {todo}", 1)
+        fail(f"make it pass first (./workbook check {todo}); for a hint: ./workbook hint {todo}", 1)
     say_reference(lesson, number)
 
 

@@ -125,7 +125,7 @@ class Judge:
                 number,
                 "skipped",
                 "prerequisite",
-                f"first {todos(missing)}: this check needs what {'it makes' if len(missing) == 1 else 'they make'}",
+                f"{todos(missing)} first: this check needs {'its result' if len(missing) == 1 else 'their results'}",
             )
         for self.student.again in range(DRAWS):
             try:
@@ -197,7 +197,7 @@ class Judge:
                 self.blamed.setdefault(owner, problem)
                 if not self.verdict(owner).passed:
                     return self._say(
-                        number, "skipped", "prerequisite", f"first TODO {owner}: it stops this check, {problem.message}"
+                        number, "skipped", "prerequisite", f"TODO {owner} first: it stops this check, {problem.message}"
                     )
         return self._failed(number, problem)
 
@@ -247,7 +247,7 @@ class Judge:
             return self._say(number, "skipped", "no_python", self.broken.message, self.broken)
         if number == teller:
             return self._say(number, "fail", "crash", self.broken.message, self.broken)
-        return self._say(number, "skipped", "prerequisite", f"first TODO {teller}: {self.broken.message}")
+        return self._say(number, "skipped", "prerequisite", f"TODO {teller} first: {self.broken.message}")
 
     def _passed(self, number: int) -> Verdict:
         changed = self.outside(given=True)

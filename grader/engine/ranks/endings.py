@@ -87,7 +87,8 @@ class Endings:
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
             where = frames[-1] if frames else None
             begin, rest = parted(word["text"])
-            text = f"rank {rank} stopped with {word['type']}: {begin}"
+            alone = len(last) == 1
+            text = f"{'your code' if alone else f'rank {rank}'} stopped with {word['type']}: {begin}"
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
             strange = self.strange.get(rank)
@@ -102,7 +103,7 @@ class Endings:
                 text,
                 rank,
                 where,
-                expected="every rank ends normally",
+                expected=f"{'the process' if alone else 'every rank'} ends normally",
                 seen=f"{word['type']}: … {rest}" if rest else word["type"],
                 callers=frames[-2::-1],
             )
