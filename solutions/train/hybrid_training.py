@@ -23,7 +23,7 @@ It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training and tp_train
 tp_training.py, with the stages and schedules of pipeline_training.py (what these have taught is in
 utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
 axis that you have not come to yet all do the same work. Fill the TODOs in the order of their numbers, which is not
-always the order of the lines; `./workbook check hybrid_training` says how far you are.
+always the order of the lines; `./workbook check hybrid_training` says how far you have got.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block; a *mesh* is a grid of ranks with named axes; a
 *DTensor* knows how it is cut over a mesh; a tensor on the *meta device* has a shape and takes no memory; DCP is
