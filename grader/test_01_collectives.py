@@ -142,6 +142,7 @@ def test_todo1_three_collectives(student):
                 f"{name} gives two ranks the same memory; ranks have no common memory, so each needs its own tensor",
                 "a separate tensor for each rank",
                 "one tensor for several ranks",
+                hint="[tensor] * 3 is a list with one tensor, three times. What copies a tensor into new memory?",
             )
             for rank, (vector, after) in enumerate(zip(inputs, seen[0]["left"][name], strict=True)):
                 expect(
@@ -200,7 +201,7 @@ def test_todo2_places(student):
             places["rank_at", (*divmod(rank, a_node), a_node)] = rank
     for nodes, world in ((1, 3), (2, 4)):
         a_node = world // nodes
-        machine = f"{count_of(nodes, 'node')} × {a_node}"
+        machine = f"{count_of(nodes, 'node')} of {a_node} ranks"
         ranks = student.call(places_on_rank, world=world, nodes=nodes, group=False).evidence
         answers = ranks[0]
         for rank in range(world):

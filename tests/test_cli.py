@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from course_copy import Course
-from grader.engine.commands import watch
+from grader.engine.commands import begin, watch
 from grader.engine.commands.cli import app
 from grader.engine.lesson import files, lessons, progress
 
@@ -28,6 +28,12 @@ def progress_file(tmp_path, monkeypatch):
     file = tmp_path / ".workbook" / "progress.txt"
     file.parent.mkdir()
     return file
+
+
+def test_start_says_what_is_next_when_ctrl_c_skips_its_training(monkeypatch):
+    monkeypatch.setattr(begin, "run_once", lambda *_: 130)
+    done = CliRunner().invoke(app, ["start"])
+    assert done.exit_code == 0 and "The lessons:" in done.output and "--track half" in done.output, done.output
 
 
 def test_mistakes_are_one_line(course):

@@ -257,7 +257,7 @@ def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeyp
     monkeypatch.setattr(seeds, "failures", lambda runner, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
     monkeypatch.setattr(seeds, "drawn", iter(["bad", "good"]).__next__)
     assert seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
-    assert told == [f"seed bad is not taken: the reference solution of {LESSON}/3: …"]
+    assert told == [f"seed bad is not used: the reference solution of {LESSON}/3: …", f"  {LESSON}"]
     monkeypatch.setattr(seeds, "drawn", lambda: "bad")
     with pytest.raises(ValueError, match="fail with 3 seeds"):
         seeds.fit_for_a_class(None, [LESSON], told.append)

@@ -1,7 +1,7 @@
 """Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
 
 Eight processes, 2 x 2 x 2:  torchrun --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
-The stream cut, too:         torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+Also cut the stream:         torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
 Stop, and resume in a different shape:
     torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
@@ -20,10 +20,10 @@ A rank has a place on each of four axes, and each axis divides something differe
     tp      samples and layers             each layer                   the stream, several times a layer (all-reduce)
 
 It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training and tp_training: it starts as the solution of
-tp_training.py, with the stages and schedules of pipeline_training.py (what these have taught is in
+tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is in
 utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
-axis that you have not come to yet all do the same work. Fill the TODOs in the order of their numbers, which is not
-always the order of the lines; `./workbook check hybrid_training` says how far you are.
+axis that you have not reached yet all do the same work. Fill the TODOs in the order of their numbers, which is not
+always the order of the lines; `./workbook check hybrid_training` says how far you have got.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block; a *mesh* is a grid of ranks with named axes; a
 *DTensor* knows how it is cut over a mesh; a tensor on the *meta device* has a shape and takes no memory; DCP is

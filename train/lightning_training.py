@@ -9,12 +9,12 @@ More nodes:     sbatch sbatch/lightning_training.sbatch        (JURECA)
 Lightning inverts a training script: it owns the loop, and the loop calls what you write. You
 define a step, the devices, and the data of each rank; Lightning does what ddp_training.py does
 by hand: device, wrapper, zero_grad, backward, clipping, set_epoch. The result must be the same:
-the losses of one process. What Lightning does by default does not always give that result;
+the losses of one process. Lightning's defaults do not always give that result;
 TODOs 3 and 8 are about it.
 
 It builds on ddp_training, and runs at every stage. Before TODO 1 it learns nothing, and before TODO 4 two
 processes train independently. Fill the TODOs in the order of their numbers;
-`./workbook check lightning_training` says how far you are.
+`./workbook check lightning_training` says how far you have got.
 
 torchrun starts the processes here, as in ddp_training. Under Slurm, Lightning can also be started with one task per
 GPU (`srun --ntasks-per-node=4`): then devices is SLURM_NTASKS_PER_NODE, num_nodes is SLURM_NNODES, and Lightning's
@@ -25,7 +25,7 @@ In five lines:
   strategy.
 - The strategy decides how ranks work together: DDPStrategy joins the group and wraps the model.
 - self.log averages batches by default, on one rank: log sums, and say how to reduce them.
-- Lightning wraps samplers unless told not to; a share that is sharded again is wrong, and is padded.
+- Lightning wraps samplers unless told not to; sharding a share again gives a rank the wrong samples, and pads them.
 - Its checkpoints are for resuming with Lightning; save plain weights for everything else.
 
 Manuals: https://lightning.ai/docs/pytorch/stable/, above all its pages on logging and on clusters.

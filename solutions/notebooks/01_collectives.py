@@ -159,7 +159,7 @@ check("01_collectives/2")
 #
 # | call | returns |
 # |---|---|
-# | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is over (gloo); when it is queued on a CUDA stream (NCCL) |
+# | `dist.send(tensor, to)`, `dist.recv(tensor, source)` | when the message is complete (gloo); when it is queued on a CUDA stream (NCCL) |
 # | `dist.isend(tensor, to)`, `dist.irecv(tensor, source)` | at once, with a *work*; after `work.wait()` the tensor may be used (on NCCL the GPU waits, not the CPU) |
 #
 # Until a message is complete, its tensor belongs to the message: do not write into what you

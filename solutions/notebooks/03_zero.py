@@ -359,7 +359,7 @@ plots.held(bytes_held, predictions)
 
 # %% [markdown]
 # These are the bytes that remain just before the second step. While gradients are reduced and weights gathered, a
-# copy of them also exists for a moment; libraries keep it small by working in buckets.
+# copy of them exists for a moment; libraries keep it small by working in buckets.
 
 # %% [markdown]
 # ## Save on some ranks, load on others
@@ -425,8 +425,8 @@ check("03_zero/5")
 #
 # `parameter.register_post_accumulate_grad_hook(function)` makes autograd call `function(parameter)` whenever
 # `parameter.grad` is complete in a backward pass. A weight that is used twice (a tied head) gets its
-# gradient once. But there may be several backward passes before a step: then gradients **accumulate**, now
-# in the parts.
+# gradient once. But there may be several backward passes before a step: then gradients **accumulate**,
+# here in the parts.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -689,8 +689,8 @@ plots.sent(collectives, {f"stage {stage}": sent_bytes(4 * n_parameters, 3, stage
 # %% [markdown]
 # ## Mixed precision
 #
-# bfloat16 has 8 significant bits. Its largest number below 1 is 0.99609. Since 1 - 0.001 is nearer to 1 than to that,
-# it is rounded to 1: a small step is lost, and a thousand small steps are lost, too.
+# bfloat16 has 8 significant bits. Its largest number below 1 is 0.99609. Since 1 - 0.001 is closer to 1 than to that,
+# it is rounded to 1: a small step is lost, and so are a thousand small steps.
 
 # %%
 short, master = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0)

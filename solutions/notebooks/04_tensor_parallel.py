@@ -1189,5 +1189,5 @@ plots.losses(serial_losses(20), losses)
 # [2104.04473](https://arxiv.org/abs/2104.04473); asynchronous tensor parallelism,
 # [2410.06511](https://arxiv.org/abs/2410.06511).
 #
-# Attention over very long sequences is lesson 06; layers on different devices are lesson 05. Large models combine all
-# axes, `09_mesh`. Next: `tp_training`.
+# Lesson 05 puts layers on different devices, and lesson 06 divides very long sequences. Large models combine all axes
+# (`09_mesh`). Next: `tp_training`.

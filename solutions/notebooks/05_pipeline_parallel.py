@@ -531,9 +531,8 @@ plots.timelines(
 # %% [markdown]
 # ## Do one action
 #
-# To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: suppose that the
-# tensor which an action needs from another stage has `arrived`, and that the tensor which it returns will be sent on
-# for it.
+# To execute a schedule, a rank takes its actions one by one. Leave the messages aside at first: assume that the
+# tensor that an action needs from another stage has `arrived`, and that the tensor that it returns will be sent on.
 #
 # A micro-batch that has passed forward through a stage, and not yet backward, is **alive**: its activations are kept.
 # The given `Passed` runs a stage and holds what the backward pass starts from. Between the two passes of one
@@ -651,7 +650,7 @@ check("05_pipeline_parallel/5")
 #   `dist.send` first, both wait forever.
 # - *The same order at both ends.* Messages between two ranks arrive in the order in which they were sent, but a rank
 #   may use them in a different order. (Tags would tell them apart. gloo has them, NCCL does not.)
-# - *Nothing in flight at the end.* A rank that returns before its messages are over has not finished.
+# - *Nothing in flight at the end.* A rank that returns before its messages are complete has not finished.
 #
 # One idea solves the first two problems: all ranks agree on one order of all messages, and each rank posts its side
 # of them, `isend` or `irecv`, in that order. The order comes from the schedule, which all ranks know. Let each action
@@ -663,7 +662,7 @@ check("05_pipeline_parallel/5")
 # | call | meaning |
 # |---|---|
 # | `dist.isend(tensor, rank)`, `dist.irecv(tensor, rank)` | start a message and return a *work* at once |
-# | `work.wait()` | returns when the message is over. Until then, the tensor belongs to the message |
+# | `work.wait()` | returns when the message is complete. Until then, the tensor belongs to the message |
 #
 # When to wait? Wait for a receive when the tensor is needed, so that it can travel while the rank computes. Wait for
 # a send too early, and the sender is blocked until its neighbour reaches that tick; wait for all sends at the end,
@@ -925,7 +924,7 @@ for name in ("GPipe", "1F1B"):
 # ### What you have now
 #
 # - A stage is a run of layers, cut by cost, because all wait for the slowest. It holds no other stage's weights.
-# - Activations go forward and gradients back; the losses of micro-batches are shares that add up to the batch's loss.
+# - Activations go forward and gradients back; the losses of the micro-batches add up to the batch's loss.
 # - A schedule is data: a simulator gives its times, and finds a deadlock before anything is sent.
 # - A common order of all messages keeps ranks from waiting in a circle, with buffers or without.
 # - GPipe and 1F1B have the same bubble, smaller with more micro-batches. GPipe keeps $m$ alive, 1F1B at most $p-r$.
@@ -956,7 +955,7 @@ for name in ("GPipe", "1F1B"):
 #
 # Again a rank starts with some forward passes, then alternates forward and backward passes, and ends with backward
 # passes. How many come first? For the last rank, just those before its first pass through its *last chunk*: $(v-1)p$.
-# Each rank before it needs two more than the next rank: its activations have one step further to the last rank, and
+# Each rank before it needs two more than the next rank: its activations travel one step further to the last rank, and
 # the gradients one step further back. (In the simulator one more would be enough, and keep less: its messages take no
 # time. Real messages do, and the second forward pass hides it.)
 

@@ -45,7 +45,7 @@ from utils.plots import strategy as plots
 # | kind | what a rank holds |
 # |---|---|
 # | weights, gradients, state | 2, 2 and 12 bytes a number (mixed precision, lesson 03). `tp` cuts the numbers, `shard` shards them |
-# | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and table's and head's all the time, as in `fsdp_training`; 2 bytes each |
+# | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and the table's and head's all the time, as in `fsdp_training`; 2 bytes each |
 # | activations | 32 bytes for each of a token's h numbers, in each block and micro-batch: 16 for attention and norms, 16 for each MLP that the token goes to. `tp`, with sequence parallelism, and `cp` cut the tokens. (Dropout's masks would add 2, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)) |
 # | … recomputed | 2 bytes for each number between blocks, and the whole block that is being computed |
 # | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches, for its blocks |
@@ -149,7 +149,7 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # for each token. Recomputing adds a third to everything. A GPU does `peak · device_share` FLOPs a second; the share,
 # 0.76, was fitted to published runs.
 #
-# **Messages** that a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
+# **Messages**: what a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
 # rank. A number takes 2 bytes; gradients are reduced in float32, as in the scripts, and take **4**.
 #
 # | axis | sends | numbers | messages |
@@ -230,10 +230,10 @@ check("10_strategy/2")
 # them:
 #
 # - `cp` is hidden by attention's scores: $12Lhs$ of a token's FLOPs, and the same fraction of the computing time;
-# - `shard` by all that micro-batches compute or wait for, since the next block is gathered early;
+# - `shard` by everything that the micro-batches compute or wait for, since the next block is gathered early;
 # - `dp` by the backward pass of the last micro-batch: computing / m times 2/3, with recomputing 3/4.
 #
-# **Bubble.** $(p - 1)/m$ times all that micro-batches compute or wait for, the rest of `cp` included.
+# **Bubble.** $(p - 1)/m$ times everything that the micro-batches compute or wait for, including the rest of `cp`.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -294,7 +294,7 @@ for axes in (
 plots.seconds(shown)
 
 # %% [markdown]
-# Here are your times and the course's planner's, whose formulas are finer. Yours leave out only small terms:
+# Here are your times and the course's planner's, whose formulas are more detailed. Yours leave out only small terms:
 # work that is not a product (5 to 8 % of a step), the optimizer (up to 2 %), the last block's message, which nothing
 # hides (1 to 2 %), and the memory bandwidth that messages take (up to 5 %).
 

@@ -49,7 +49,7 @@ from utils.distributed import launch_environment, save0
 # %% [markdown]
 # ## Story 1: nearly finished
 #
-# *"Training is over, the checkpoint is there, and the job ran on until its time was up."* The colleague had changed
+# *"Training is over, the checkpoint is there, and the job kept running until its time limit."* The colleague had changed
 # `save_checkpoint`, so that no rank continues before the file is complete.
 #
 # A collective waits for all ranks of its group, but not forever: a group has a **time limit**, by default 30 minutes
@@ -209,7 +209,7 @@ check("11_when_it_hangs/2")
 # ## Story 3: one batch more
 #
 # *"It trains well and dies at the end of the epoch. With a different text it does not."* The colleague gives sample i
-# to rank i modulo the ranks.
+# to rank i modulo the number of ranks.
 #
 # A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints
 # the Python stack of each thread. (The one in `utils/parting.py` is the course's own, and may come first: it watches
@@ -271,8 +271,8 @@ check("11_when_it_hangs/3")
 #
 # A rank that skips a step skips its collectives as well. The others wait for it, or its next call meets their
 # previous one. The rule: **a rank may handle an error alone only by ending**. Then `torchrun` ends the others, and
-# its summary names the rank that crashed *first*; look for that one, all other errors follow from it. (A script that
-# says `error: …` itself, as ours does, ends without such a summary.)
+# its summary names the rank that crashed *first*; look for that one, because all other errors follow from it. (A script that
+# prints `error: …` itself, as ours does, ends without such a summary.)
 
 
 # %%

@@ -12,7 +12,7 @@ the same losses, sooner.
 It builds on 02_data_parallel (the averages) and 01_collectives (rank, local rank, world size). It starts as
 single_gpu_training.py and runs at every stage. Before TODO 1, two processes train two models independently. Fill the
 TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check ddp_training` says
-how far you are. TODOs 14 to 18 are in the batch files.
+how far you have got. TODOs 14 to 18 are in the batch files.
 
 In five lines:
 - Each process has one device, one rank and a whole copy of the model; all copies start equal.

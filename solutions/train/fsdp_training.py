@@ -14,7 +14,7 @@ what one process would have computed: the same losses, with less memory on each 
 
 It builds on 03_zero (shards, stages, mixed precision). It starts as the solution of ddp_training.py (what that lesson
 taught is now in utils/after_ddp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers,
-which is not always the order of the lines; `./workbook check fsdp_training` says how far you are.
+which is not always the order of the lines; `./workbook check fsdp_training` says how far you have got.
 
 A DeviceMesh arranges ranks in a grid with named axes. A DTensor is a tensor that knows how it is distributed over a
 mesh. On the device "meta", tensors have shapes but no memory. DCP is torch.distributed.checkpoint.

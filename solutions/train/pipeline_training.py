@@ -1,7 +1,7 @@
 """Train a model that is cut into stages, one after the other: pipeline parallelism.
 
 Two stages:     torchrun --nproc-per-node 2 train/pipeline_training.py
-Two of each:    torchrun --nproc-per-node 4 train/pipeline_training.py --pp 2
+Two pipelines:  torchrun --nproc-per-node 4 train/pipeline_training.py --pp 2
 Two stages per rank:
                 torchrun --nproc-per-node 2 train/pipeline_training.py --layers 4 --schedule interleaved
 One process:    python train/pipeline_training.py
@@ -13,9 +13,9 @@ activations travel: forward from stage to stage, and their gradients back. While
 work on other micro-batches, so stages may be on different nodes. The result is what one process would have computed.
 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
-fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at any
-time: until the last TODO there is one pipeline stage, and all ranks divide the batch. Fill the TODOs in the order of
-their numbers, which is not always the order of the lines; `./workbook check pipeline_training` says how far you are.
+fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at
+every stage: before the last TODO is done, the pipeline has one stage, and all ranks divide the batch. Fill the TODOs in the order of
+their numbers, which is not always the order of the lines; `./workbook check pipeline_training` says how far you have got.
 
 The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
 have the same layers and divide the batch. Shapes: B sequences in a batch, b in a micro-batch, T tokens, D width.
@@ -367,7 +367,7 @@ def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse
 
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """A short batch, filled up to `rows` rows with padding, which the loss ignores. x and y: int64 (B, T)."""
+    """Pad a short batch to `rows` rows; the loss ignores padding. x and y: int64 (B, T)."""
     # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
     # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
     missing = rows - len(x)

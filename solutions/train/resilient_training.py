@@ -15,7 +15,7 @@ remove old folders step-… yourself, and unfinished-… when no run writes ther
 It builds on fsdp_training (sharded checkpoints with DCP, torch.distributed.checkpoint). It starts as that script's
 solution with --sharding full (what that lesson taught is now in utils/after_fsdp_training.py), and runs at any time.
 Fill the TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check
-resilient_training` says how far you are.
+resilient_training` says how far you have got.
 
 In five lines:
 - Write a checkpoint under a temporary name, and rename it when all ranks have written: it is complete or absent.

@@ -1,7 +1,7 @@
 r"""Train a model whose layers are divided among ranks: tensor parallel (TP), with fully sharded data parallel.
 
 Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
-The stream cut, too:             torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
+Also cut the stream:                torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
 Stop and resume:                    torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
                                     python train/tp_training.py --resume runs/tp_training/step-100
 One process:                        python train/tp_training.py
@@ -10,7 +10,7 @@ More nodes:                         sbatch sbatch/tp_training.sbatch            
 
 It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what that lesson
 taught is now in utils/after_fsdp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers,
-which is not always the order of the lines; `./workbook check tp_training` says how far you are.
+which is not always the order of the lines; `./workbook check tp_training` says how far you have got.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block: B sequences of T tokens, D numbers each. A
 *mesh* is a grid of ranks with named axes. A *DTensor* is a tensor that knows how it is cut over a mesh. A tensor on the
@@ -28,7 +28,7 @@ than that needs. When all six TODOs are right, run this as it is, then with --tp
     1 x 4   4
 
 --tp 1 needs more than the limit, --tp 2 less. (The whole copy that rank 0 saves at the end is not counted.) With --tp 1
-each rank has one sequence, and a quarter of everything that the optimizer needs, and still it runs out: the forward
+each rank has one sequence, and a quarter of everything that the optimizer needs, and still runs out of memory: the forward
 pass gathers a whole block. Which of these numbers does --tp make smaller, and which not? What is --sequence-parallel
 worth here, and with --seq-len 512?
 
@@ -190,9 +190,9 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 #   PrepareModuleInput(input_layouts=…,           changes nothing but the input of a module, once for all layers in it:
 #                      desired_input_layouts=…)   from the layout that it has to the layout that they want
 #   SequenceParallel()                            a norm whose input is Shard(1); its weights are whole on each rank
-#       input_layouts    how the input lies if it comes as a plain tensor
-#       output_layouts   how the output is to lie: the sum of a row-parallel layer can leave as Replicate(), by an
-#                        all-reduce, or as Shard(1), by a reduce-scatter. It is a plain tensor again, the local part;
+#       input_layouts    the layout of the input, if that is a plain tensor
+#       output_layouts   the layout that the output gets: the sum of a row-parallel layer becomes Replicate() by
+#                        an all-reduce, or Shard(1) by a reduce-scatter. It is a plain tensor again, the local part;
 #                        a SequenceParallel norm's alone stays a DTensor.
 #   t.to_local()               of a DTensor: this rank's part, a plain tensor, without communication
 #   t.full_tensor()            the whole, a plain tensor on each rank; all ranks must call it
@@ -227,7 +227,7 @@ def block_plan(layout: Placement) -> Plan:
 
 
 def ends_plan(layout: Placement) -> Plan:
-    """How the words are split: in the token embedding, whose sum leaves with `layout`, and in the head."""
+    """How the words are split: in the token embedding, whose sum gets `layout`, and in the head."""
     # TODO 4: Give each rank the rows of some words, in both tables. A rank looks up the words that it has and uses
     # zeros for the others; the ranks' results are summed. The head's input has `layout`, and its output is whole
     # logits, for code that calls model(x). (In practice both tables are padded with rows that no token uses:

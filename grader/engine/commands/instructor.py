@@ -221,7 +221,7 @@ def seed_for_a_class(stems: list[str]) -> str:
     from grader.engine.judge.seeds import fit_for_a_class
     from grader.engine.ranks.runner import Runner
 
-    say("[dim]testing the seed of this class on the reference solutions[/]")
+    say("[dim]testing the seed of this class on the reference solutions, once[/]")
     with Runner() as runner:
         runner.start()
         return fit_for_a_class(runner, stems, lambda line: say(escape(line)))

@@ -162,13 +162,13 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
             packed = _whole(folder / module, taught)
             texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in packed}
             seals.seal(folder, command, texts, until)
-            lines.append(f"the command {command} is sealed until {len(until)} TODOs are right: it has their answers")
+            lines.append(f"the command {command} is sealed until {_right(until)}: it has their answers")
     for stem in [stem for stem in released if stem in opened_by]:
         packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
         until = [f"{lesson}/{number}" for lesson, number in sorted(opened_by[stem], key=_in_order)]
         seals.seal(folder, stem, packed, until)
         names = ", ".join(dict.fromkeys(todo.partition("/")[0] for todo in until))
-        lines.append(f"{stem} is sealed until {len(until)} TODOs of {names} are right: it begins with their solutions")
+        lines.append(f"{stem} is sealed until {_right(until, names)}: it begins with their solutions")
         for path in _files_of(folder, stem):
             path.unlink()
     for module in given:
@@ -305,3 +305,9 @@ class _Haystack:
         """The line on which ``body`` starts, or None."""
         at = self.text.find(body)
         return None if at < 0 else self.numbers[bisect_right(self.ends, at)]
+
+
+def _right(todos: list[str], of: str = "") -> str:
+    """Until when something is sealed: "3 TODOs of ddp_training are right"."""
+    noun, verb = ("TODO", "is") if len(todos) == 1 else ("TODOs", "are")
+    return f"{len(todos)} {noun}{of and f' of {of}'} {verb} right"
