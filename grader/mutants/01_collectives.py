@@ -3,12 +3,7 @@
 from grader.kit import Answer
 
 REDUCE = "total = torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]"
-GATHER = "return [torch.cat(inputs) for _ in inputs]"
-SCATTER = "total = torch.stack(inputs).sum(dim=0)\nreturn [chunk.clone() for chunk in total.chunk(len(inputs))]"
 
-NODE = "return divmod(rank, ranks_a_node)"
-AT = "return node * ranks_a_node + local_rank"
-LINKS = "return nodes if nodes > 1 else 0"
 
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
@@ -22,7 +17,6 @@ while have < world:
 return tensor
 """
 
-FIRST = "return (rank - 1) % world"
 REDUCING = """
 pieces = tensor.tensor_split(world)
 right, left = (rank + 1) % world, (rank - 1) % world
@@ -36,7 +30,6 @@ for step in range(world - 1):
 return pieces[rank]
 """
 
-ARRIVING = "return (rank - 1 - step) % world"
 GATHERING = """
 pieces = tensor.tensor_split(world)
 right, left = (rank + 1) % world, (rank - 1) % world
@@ -120,33 +113,33 @@ SECONDS = "return cost[0] * alpha + cost[1] * beta"
 
 
 WRONG = [
-    Answer(1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", None, None], says="all_reduce"),
+    Answer(1, "each rank keeps its own input", "return [x.clone() for x in inputs]", says="all_reduce"),
     Answer(
         1,
         "the mean instead of the sum",
-        ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", None, None],
+        "total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]",
         says="all_reduce",
     ),
     Answer(
         1,
         "only rank 0 has the sum",
-        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] + [x.clone() for x in inputs[1:]]", GATHER, SCATTER],
+        swap=("[total.clone() for _ in inputs]", "[total] + [x.clone() for x in inputs[1:]]"),
         says="rank 1",
     ),
     Answer(
         1,
         "all ranks hold one tensor object",
-        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] * len(inputs)", GATHER, SCATTER],
+        swap=("[total.clone() for _ in inputs]", "[total] * len(inputs)"),
         says="the same memory",
     ),
     Answer(
         1,
         "gathered in the order of arrival",
-        [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
+        [None, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", None],
         says="all_gather",
     ),
     Answer(1, "gathered as a list", swap=("torch.cat", "list"), says="is a list, not a tensor"),
-    Answer(1, "every rank the whole sum after a reduce-scatter", [REDUCE, GATHER, REDUCE], says="reduce_scatter"),
+    Answer(1, "every rank the whole sum after a reduce-scatter", [None, None, REDUCE], says="reduce_scatter"),
     Answer(
         1,
         "scattered without the sum",
@@ -163,25 +156,22 @@ WRONG = [
     Answer(
         2,
         "node and local rank exchanged",
-        ["return rank % ranks_a_node, rank // ranks_a_node", AT, LINKS],
+        "return rank % ranks_a_node, rank // ranks_a_node",
         says="node_and_local_rank",
     ),
     Answer(
         2,
         "what the launcher says of this rank, whichever is asked for",
-        ["import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])", AT, LINKS],
+        "import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])",
         says="node_and_local_rank(1",
     ),
     Answer(
-        2,
-        "the local rank as text",
-        ["return rank // ranks_a_node, str(rank % ranks_a_node)", AT, LINKS],
-        says="node_and_local_rank",
+        2, "the local rank as text", "return rank // ranks_a_node, str(rank % ranks_a_node)", says="node_and_local_rank"
     ),
     Answer(
         2,
         "ranks dealt out over the nodes in turn",
-        [NODE, "return local_rank * ranks_a_node + node", LINKS],
+        [None, "return local_rank * ranks_a_node + node", None],
         says="rank_at",
     ),
     Answer(2, "a ring of one node leaves it", swap=(" if nodes > 1 else 0", ""), says="links_between_nodes(1, 4)"),
@@ -189,11 +179,11 @@ WRONG = [
     Answer(
         2,
         "the prediction is not written",
-        [NODE, AT, 'raise NotImplementedError("TODO 2")'],
+        [None, None, 'raise NotImplementedError("TODO 2")'],
         says="a part of TODO 2 is still to be written",
     ),
     Answer(3, "rounds rounded down", swap=("math.ceil", "int"), says="tree_rounds(3)"),
-    Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
+    Answer(3, "as many rounds as receivers", "return world - 1", says="tree_rounds(4)"),
     Answer(3, "nothing is sent", [None, "return tensor"], says="receives nothing"),
     Answer(
         3,
@@ -227,35 +217,20 @@ WRONG = [
     Answer(
         3,
         "the near ones first",
-        [
-            None,
-            """
-        if rank == 0:
-            for other in (1, 2):
-                if other < world:
-                    dist.send(tensor, other)
-        else:
-            dist.recv(tensor, 2 if rank == 3 else 0)
-            if rank == 2 and world > 3:
-                dist.send(tensor, 3)
-        return tensor""",
-        ],
+        swap=(
+            "have = 1  # the number of ranks that have it\nwhile have < world:\n"
+            "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
+            "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
+            "if rank == 0:\n    for other in (1, 2):\n        if other < world:\n"
+            "            dist.send(tensor, other)\nelse:\n    dist.recv(tensor, 2 if rank == 3 else 0)\n"
+            "    if rank == 2 and world > 3:\n        dist.send(tensor, 3)",
+        ),
         says="takes 3 rounds",
     ),
-    Answer(3, "only for powers of two", [ROUNDS, TREE.replace(" and rank + have < world", "")]),
+    Answer(3, "only for powers of two", swap=("have and rank + have < world", "have")),
     Answer(3, "the library does it", [None, "dist.broadcast(tensor, 0)\nreturn tensor"], says="dist.broadcast"),
-    Answer(
-        3,
-        "nobody waits for what is sent",
-        [ROUNDS, TREE.replace("dist.send(", "dist.isend(")],
-        says="isend to rank 1 is still in flight",
-    ),
-    Answer(
-        3,
-        "passed on before it is there",
-        [ROUNDS, TREE.replace("dist.recv(", "dist.irecv(")],
-        says="irecv from rank 0 is still in flight",
-    ),
+    Answer(3, "nobody waits for what is sent", swap=("send", "isend"), says="isend to rank 1 is still in flight"),
+    Answer(3, "passed on before it is there", swap=("recv", "irecv"), says="irecv from rank 0 is still in flight"),
     Answer(
         3,
         "every rank receives in every round",
@@ -267,10 +242,10 @@ WRONG = [
     ),
     Answer(3, "a new tensor that nobody gets", swap=("\nreturn tensor", ""), says="tree_broadcast returns None"),
     Answer(
-        3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"
+        3, "a receive too many", swap=("have = 1", "if rank == 0:\n    dist.recv(tensor, 1)\nhave = 1"), says="deadlock"
     ),
-    Answer(4, "predicted: its own piece first", ["return rank", REDUCING], says="first_piece(0, 2)"),
-    Answer(4, "predicted: a negative number", ["return rank - 1", REDUCING], says="first_piece(0, 2)"),
+    Answer(4, "predicted: its own piece first", "return rank", says="first_piece(0, 2)"),
+    Answer(4, "predicted: a negative number", "return rank - 1", says="first_piece(0, 2)"),
     Answer(
         4,
         "to the left",
@@ -292,23 +267,23 @@ WRONG = [
     Answer(
         5,
         "to the left",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]
-            works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]
-            for work in works:
-                work.wait()
-        return tensor""",
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]\n"
+                "    works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]",
+            ),
+        ),
         says="its left neighbour",
     ),
     Answer(
         4,
         "its own piece first",
-        [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
+        swap=(
+            "[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]",
+            "[(rank - step) % world], pieces[(rank - 1 - step) % world]",
+        ),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -317,18 +292,18 @@ WRONG = [
         [None, WHOLE + "return total.tensor_split(world)[rank]"],
         says="more than one piece",
     ),
-    Answer(4, "all send first", [FIRST, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
+    Answer(4, "all send first", [None, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(4, "even ranks send first", [None, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(
         4,
         "nobody waits for what is sent",
-        [FIRST, REDUCING.replace(BOTH, SEND_NOT_WAITED)],
+        [None, REDUCING.replace(BOTH, SEND_NOT_WAITED)],
         says="isend to rank 1 is still in flight",
     ),
     Answer(
         4,
         "nobody waits for what arrives",
-        [FIRST, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)],
+        [None, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)],
         says="irecv from rank 1 is still in flight",
     ),
     Answer(
@@ -374,17 +349,12 @@ WRONG = [
     Answer(
         4,
         "the pieces are overwritten",
-        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(arriving)")],
+        swap=("growing += arriving", "growing.copy_(arriving)"),
         says="holds afterwards is not what it should be",
     ),
-    Answer(
-        5,
-        "predicted: the other way round",
-        ["return (rank + 1 + step) % world", GATHERING],
-        says="arriving_piece(0, 0, 3)",
-    ),
-    Answer(5, "predicted: what is sent", ["return (rank - step) % world", GATHERING], says="arriving_piece(0, 0, 2)"),
-    Answer(5, "always its own piece", [ARRIVING, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
+    Answer(5, "predicted: the other way round", "return (rank + 1 + step) % world", says="arriving_piece(0, 0, 3)"),
+    Answer(5, "predicted: what is sent", "return (rank - step) % world", says="arriving_piece(0, 0, 2)"),
+    Answer(5, "always its own piece", [None, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
     Answer(5, "all send first", [None, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(5, "even ranks send first", [None, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(
@@ -396,7 +366,7 @@ WRONG = [
     Answer(
         5,
         "only the last round is waited for",
-        [None, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)],
+        swap=("    for work in works:\n        work.wait()", "for work in works:\n    work.wait()"),
         says="in flight",
     ),
     Answer(
@@ -415,44 +385,34 @@ WRONG = [
     Answer(
         5,
         "what arrives is added",
-        [
-            ARRIVING,
-            GATHERING.replace("leaving, arriving =", "leaving, growing =").replace(
-                BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n"
+        swap=(
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, growing = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    arriving = torch.empty_like(growing)\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
             ),
-        ],
+            ("work.wait()", "work.wait()\n    growing += arriving"),
+        ),
         says="holds afterwards is nan",
     ),
     Answer(
         5,
         "straight to all",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        works = []
-        for step in range(1, world):
-            works += [dist.isend(pieces[rank], (rank + step) % world), dist.irecv(pieces[(rank - step) % world], (rank - step) % world)]
-        for work in works:
-            work.wait()
-        return tensor""",
-        ],
+        swap=(
+            "right, left = (rank + 1) % world, (rank - 1) % world\nfor step in range(world - 1):\n"
+            "    works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]\n"
+            "    for work in works:\n        work",
+            "works = []\nfor step in range(1, world):\n"
+            "    works += [dist.isend(pieces[rank], (rank + step) % world), dist.irecv(pieces[(rank - step) % world], (rank - step) % world)]\n"
+            "for work in works:\n    work",
+        ),
         says="its left neighbour",
     ),
-    Answer(
-        5,
-        "a round too few",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world - 2)")],
-        says="receives nothing",
-    ),
-    Answer(
-        5,
-        "a round too many",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world)")],
-        says="sends 2 messages",
-    ),
-    Answer(6, "predicted: one half of it", ["return (world - 1) / world * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
-    Answer(6, "predicted: whole tensors", ["return 2 * (world - 1) * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
+    Answer(5, "a round too few", swap=("world - 1", "world - 2"), says="receives nothing"),
+    Answer(5, "a round too many", swap=("world - 1", "world"), says="sends 2 messages"),
+    Answer(6, "predicted: one half of it", "return (world - 1) / world * nbytes", says="all_reduce_bytes(2, 2)"),
+    Answer(6, "predicted: whole tensors", swap=("nbytes / world", "nbytes"), says="all_reduce_bytes(2, 2)"),
     Answer(
         6,
         "the finished piece is not there",
@@ -485,69 +445,50 @@ WRONG = [
     Answer(
         6,
         "by rank 0",
-        [
-            None,
-            """
-        if rank:
-            dist.send(tensor, 0)
-            dist.recv(tensor, 0)
-        else:
-            for other in range(1, world):
-                part = torch.empty_like(tensor)
-                dist.recv(part, other)
-                tensor += part
-            for other in range(1, world):
-                dist.send(tensor, other)
-        return tensor""",
-        ],
+        swap=(
+            "piece = ring_reduce_scatter(tensor, rank, world)\ntensor.tensor_split(world)[rank].copy_(piece)\n"
+            "return ring_all_gather(tensor, rank, world)",
+            "if rank:\n    dist.send(tensor, 0)\n    dist.recv(tensor, 0)\nelse:\n    for other in range(1, world):\n"
+            "        part = torch.empty_like(tensor)\n        dist.recv(part, other)\n        tensor += part\n"
+            "    for other in range(1, world):\n        dist.send(tensor, other)\nreturn tensor",
+        ),
         says="more than one piece",
     ),
-    Answer(7, "predicted: its own piece as well", ["return nbytes", EXCHANGE], says="all_to_all_bytes(1, 1)"),
-    Answer(7, "predicted: all of it to all", ["return (world - 1) * nbytes", EXCHANGE], says="all_to_all_bytes(2, 2)"),
+    Answer(7, "predicted: its own piece as well", "return nbytes", says="all_to_all_bytes(1, 1)"),
+    Answer(7, "predicted: all of it to all", swap=("nbytes / world", "nbytes"), says="all_to_all_bytes(2, 2)"),
     Answer(
         7,
         "all send first",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace(
-                "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
-                "dist.send(pieces[to], to)\n    dist.recv(held[source], source)",
-            ),
-        ],
+        swap=(
+            "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
+            "dist.send(pieces[to], to)\n    dist.recv(held[source], source)",
+        ),
         says="deadlock: rank 0 waits in send",
     ),
     Answer(
         7,
         "the smaller of a pair first",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        held = [pieces[rank].clone() for _ in range(world)]
-        for other in range(world):
-            if rank < other:
-                dist.send(pieces[other], other)
-                dist.recv(held[other], other)
-            elif rank > other:
-                dist.recv(held[other], other)
-                dist.send(pieces[other], other)
-        return torch.cat(held)""",
-        ],
+        swap=(
+            "[torch.empty_like(pieces[rank]) for _ in range(world)]\nheld[rank].copy_(pieces[rank])\nworks = []\n"
+            "for step in range(1, world):\n    to, source = (rank + step) % world, (rank - step) % world\n"
+            "    works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]\nfor work in works:\n"
+            "    work.wait()",
+            "[pieces[rank].clone() for _ in range(world)]\nfor other in range(world):\n    if rank < other:\n"
+            "        dist.send(pieces[other], other)\n        dist.recv(held[other], other)\n    elif rank > other:\n"
+            "        dist.recv(held[other], other)\n        dist.send(pieces[other], other)",
+        ),
         says="takes 2 rounds",
     ),
     Answer(
         7,
         "in the order of the steps",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace("torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])"),
-        ],
+        swap=("(held)", "([held[(rank - step) % world] for step in range(world)])"),
         says="holds afterwards is not what it should be",
     ),
     Answer(
         7,
         "without its own piece",
-        [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")],
+        swap=("held[rank].copy_(pieces[rank])\n", ""),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -567,18 +508,8 @@ WRONG = [
         ],
         says="more than one piece",
     ),
-    Answer(
-        7,
-        "only the last pair is waited for",
-        [EXCHANGE_BYTES, EXCHANGE.replace("works += [", "works = [")],
-        says="in flight",
-    ),
-    Answer(
-        7,
-        "its own piece as a message",
-        [EXCHANGE_BYTES, EXCHANGE.replace("range(1, world)", "range(world)")],
-        says="to itself",
-    ),
+    Answer(7, "only the last pair is waited for", swap=("works +=", "works ="), says="in flight"),
+    Answer(7, "its own piece as a message", swap=("1, world", "world"), says="to itself"),
     Answer(
         7,
         "the library does it",
@@ -591,20 +522,10 @@ WRONG = [
         ],
         says="dist.all_gather",
     ),
+    Answer(8, "as many rounds as ranks", "return 2 * world, 2 * (world - 1) * nbytes / world", says="ring_cost"),
+    Answer(8, "a ring of whole tensors", "return 2 * (world - 1), 2 * (world - 1) * nbytes", says="ring_cost"),
     Answer(
-        8,
-        "as many rounds as ranks",
-        ["return 2 * world, 2 * (world - 1) * nbytes / world", None, None],
-        says="ring_cost",
-    ),
-    Answer(
-        8, "a ring of whole tensors", ["return 2 * (world - 1), 2 * (world - 1) * nbytes", None, None], says="ring_cost"
-    ),
-    Answer(
-        8,
-        "the messages of all ranks",
-        ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", None, None],
-        says="ring_cost",
+        8, "the messages of all ranks", "return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", says="ring_cost"
     ),
     Answer(
         8,
@@ -622,57 +543,47 @@ WRONG = [
     Answer(
         8, "alpha and beta exchanged", [None, None, EQUAL.replace("alpha / beta", "beta / alpha")], says="equal_size"
     ),
-    Answer(
-        8,
-        "one number for two",
-        ["return 2 * (world - 1) * nbytes / world", None, EQUAL],
-        says="does not return 2 numbers",
-    ),
+    Answer(8, "one number for two", "return 2 * (world - 1) * nbytes / world", says="does not return 2 numbers"),
     Answer(
         8,
         "as if every number of ranks were a power of two",
-        [
-            None,
-            None,
-            """
-            ring_rounds, tree_rounds = 2 * (world - 1), 2 * math.log2(world)
-            return alpha / beta * (ring_rounds - tree_rounds) / (tree_rounds - ring_rounds / world)
-            """,
-        ],
+        swap=(
+            "ring_bytes = ring_cost(1, world)\ntree_rounds, tree_bytes = tree_cost(1, world)\n"
+            "return alpha * (ring_rounds - tree_rounds) / (beta * (tree_bytes - ring_bytes))",
+            "tree_rounds = 2 * (world - 1), 2 * math.log2(world)\n"
+            "return alpha / beta * (ring_rounds - tree_rounds) / (tree_rounds - ring_rounds / world)",
+        ),
         says="equal_size(5",
     ),
     Answer(
         9,
         "through the first and the last point",
-        ["beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta", None],
+        "beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta",
         says="fit(",
     ),
     Answer(
         9,
         "through 0",
-        ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", None],
+        "beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta",
         says="fit(",
     ),
-    Answer(9, "beta and alpha", [FIT.replace("return alpha, beta", "return beta, alpha"), None], says="fit("),
+    Answer(9, "beta and alpha", FIT.replace("return alpha, beta", "return beta, alpha"), says="fit("),
     Answer(
         9,
         "in float32",
-        [
-            """
+        """
         line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes, dtype=torch.float32)], dim=1)
         return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float32)).solution.tolist())""",
-            None,
-        ],
         says="fit(",
     ),
     Answer(
         9,
         "the mean of seconds per byte",
-        ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", None],
+        "rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)",
         says="fit(",
     ),
-    Answer(9, "one latency for all rounds", [FIT, "return alpha + cost[1] * beta"], says="predicted_seconds"),
-    Answer(9, "all bytes in each round", [FIT, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
+    Answer(9, "one latency for all rounds", [None, "return alpha + cost[1] * beta"], says="predicted_seconds"),
+    Answer(9, "all bytes in each round", [None, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
     Answer(
         1,
         "chunks of two numbers",
@@ -682,82 +593,69 @@ WRONG = [
     Answer(
         1,
         "added up in float32",
-        [
-            "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
-            None,
-            None,
-        ],
+        "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
         says="all_reduce",
     ),
     Answer(1, "only ranks 0 to 2", swap=("torch.cat(inputs", "torch.cat(inputs[:3]"), says="all_gather"),
     Answer(2, "nodes of two, backwards", swap=("node * ranks_a_node", "2 * node"), says="rank_at"),
-    Answer(2, "the way there and back", [NODE, AT, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
+    Answer(2, "the way there and back", [None, None, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
     Answer(
         3,
         "for four ranks at most",
-        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2):").replace("    have *= 2\n", "")],
+        swap=(
+            ("have = 1  # the number of ranks that have it\nwhile have < world", "for have in (1, 2)"),
+            ("    have *= 2\n", ""),
+        ),
         says="on 5 ranks: rank 4 receives nothing",
     ),
     Answer(
         3,
         "for eight ranks at most",
-        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2, 4):").replace("    have *= 2\n", "")],
+        swap=(
+            ("have = 1  # the number of ranks that have it\nwhile have < world", "for have in (1, 2, 4)"),
+            ("    have *= 2\n", ""),
+        ),
         says="on 9 ranks",
     ),
     Answer(
         3,
         "two are split off at a time: a round too many on 7",
-        [
-            None,
-            """
-        low, high = 0, world
-        while high - low > 1:
-            middle = max(low + 1, high - 2)
-            if rank == low:
-                dist.send(tensor, middle)
-            elif rank == middle:
-                dist.recv(tensor, low)
-            low, high = (low, middle) if rank < middle else (middle, high)
-        return tensor""",
-        ],
+        swap=(
+            "have = 1  # the number of ranks that have it\nwhile have < world:\n"
+            "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
+            "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
+            "low, high = 0, world\nwhile high - low > 1:\n    middle = max(low + 1, high - 2)\n    if rank == low:\n"
+            "        dist.send(tensor, middle)\n    elif rank == middle:\n        dist.recv(tensor, low)\n"
+            "    low, high = (low, middle) if rank < middle else (middle, high)",
+        ),
         says="on 7 ranks takes 4 rounds",
     ),
     Answer(
         4,
         "received as float32",
-        [FIRST, REDUCING.replace("torch.empty_like(growing)", "torch.empty(len(growing))")],
+        swap=("empty_like(growing)", "empty(len(growing))"),
         says="a message and its receiver differ",
     ),
     Answer(
         4,
         "added up in float32",
-        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(growing.float() + arriving.float())")],
+        swap=("growing += arriving", "growing.copy_(growing.float() + arriving.float())"),
         says="in float64: what rank 0 holds afterwards is not",
     ),
     Answer(4, "returned as float32", swap=("rank]", "rank].float()"), says="in float64"),
     Answer(
         4,
         "a barrier in place of the waits",
-        [FIRST, REDUCING.replace(WAIT, "    dist.barrier()\n")],
+        swap=("for work in works:\n        work.wait", "dist.barrier"),
         says="no wait follows it",
     ),
     Answer(
         5,
         "the result in float32",
-        [
-            ARRIVING,
-            GATHERING.replace(
-                "pieces = tensor.tensor_split(world)", "tensor = tensor.float()\npieces = tensor.tensor_split(world)"
-            ),
-        ],
+        swap=("pieces = tensor.tensor_split(world)", "tensor = tensor.float()\npieces = tensor.tensor_split(world)"),
         says="in float64",
     ),
-    Answer(
-        5,
-        "for three rounds at most",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(min(3, world - 1))")],
-        says="on 7 ranks",
-    ),
+    Answer(5, "for three rounds at most", swap=("world - 1", "min(3, world - 1)"), says="on 7 ranks"),
     Answer(
         6,
         "the mean",
@@ -803,13 +701,13 @@ WRONG = [
     Answer(
         8,
         "a level too many at powers of two",
-        [RING_COST, "rounds = 2 * (int(math.log2(world)) + 1)\nreturn rounds, rounds * nbytes", EQUAL],
+        swap=("math.ceil(math.log2(world))", "(int(math.log2(world)) + 1)"),
         says="tree_cost(2",
     ),
     Answer(
         9,
         "a parabola",
-        ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", None],
+        "import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta",
         says="fit(",
     ),
     Answer(
@@ -842,19 +740,14 @@ WRONG = [
     Answer(
         4,
         "sends that nobody waits for",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
-            arriving = torch.empty_like(growing)
-            dist.isend(leaving, (rank + 1) % world)
-            dist.recv(arriving, (rank - 1) % world)
-            growing += arriving
-        return pieces[rank]
-        """,
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(leaving, right), dist.irecv(arriving, left)]\n    for work in works:\n"
+                "        work.wait()",
+                "dist.isend(leaving, (rank + 1) % world)\n    dist.recv(arriving, (rank - 1) % world)",
+            ),
+        ),
     ),
     Answer(
         6,
@@ -864,21 +757,17 @@ WRONG = [
     Answer(
         7,
         "partners by exclusive or, which is for powers of two",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        held = [torch.zeros_like(pieces[rank]) for _ in range(world)]
-        held[rank].copy_(pieces[rank])
-        for step in range(1, world):
-            other = rank ^ step
-            if other < world:
-                works = [dist.isend(pieces[other], other), dist.irecv(held[other], other)]
-                for work in works:
-                    work.wait()
-        return torch.cat(held)
-        """,
-        ],
+        swap=(
+            ("works = []\n", ""),
+            (
+                "to, source = (rank + step) % world, (rank - step) % world\n"
+                "    works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]\nfor work in works:\n"
+                "    work",
+                "other = rank ^ step\n    if other < world:\n"
+                "        works = [dist.isend(pieces[other], other), dist.irecv(held[other], other)]\n"
+                "        for work in works:\n            work",
+            ),
+        ),
     ),
     Answer(
         8,
@@ -911,16 +800,11 @@ WRONG = [
     Answer(
         1,
         "what is reduced is put into the inputs",
-        [
-            """
-        total = sum(inputs[1:], inputs[0].clone())
-        for tensor in inputs:
-            tensor.copy_(total)
-        return [tensor.clone() for tensor in inputs]
-        """,
-            None,
-            None,
-        ],
+        swap=(
+            "torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]",
+            "sum(inputs[1:], inputs[0].clone())\nfor tensor in inputs:\n    tensor.copy_(total)\n"
+            "return [tensor.clone() for tensor in inputs]",
+        ),
         says="which it is given, is written into",
     ),
     Answer(
@@ -932,41 +816,28 @@ WRONG = [
     Answer(
         5,
         "joined from what has arrived, of which one rank has nothing",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]
-            works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]
-            for work in works:
-                work.wait()
-            whole = torch.cat(pieces)
-        return whole
-        """,
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]",
+            ),
+            ("return tensor", "    whole = torch.cat(pieces)\nreturn whole"),
+        ),
         says="whole",
     ),
     Answer(
         8,
         "the equal size is looked for below 100 MB",
-        [
-            None,
-            None,
-            """
-        def seconds(cost):
-            return cost[0] * alpha + cost[1] * beta
-
-        low, high = 0.0, 1e8
-        for _ in range(100):
-            middle = (low + high) / 2
-            if seconds(tree_cost(middle, world)) < seconds(ring_cost(middle, world)):
-                low = middle
-            else:
-                high = middle
-        return middle
-        """,
-        ],
+        swap=(
+            "ring_rounds, ring_bytes = ring_cost(1, world)\ntree_rounds, tree_bytes = tree_cost(1, world)\n"
+            "return alpha * (ring_rounds - tree_rounds) / (beta * (tree_bytes - ring_bytes))",
+            "def seconds(cost):\n    return cost[0] * alpha + cost[1] * beta\nlow, high = 0.0, 1e8\n"
+            "for _ in range(100):\n    middle = (low + high) / 2\n"
+            "    if seconds(tree_cost(middle, world)) < seconds(ring_cost(middle, world)):\n        low = middle\n"
+            "    else:\n        high = middle\nreturn middle",
+        ),
         says="equal_size(4, 0.",
     ),
     Answer(9, "a latency that is never below 0", swap=("alpha.item()", "max(alpha.item(), 0.0)"), says="fit("),
@@ -985,11 +856,7 @@ RIGHT = [
             ),
         ],
     ),
-    Answer(
-        1,
-        "one from the others",
-        ["pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", None, None],
-    ),
+    Answer(1, "one from the others", "pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]"),
     Answer(
         1,
         "chunks that are views of different places, not copied by contiguous()",
@@ -1013,24 +880,20 @@ RIGHT = [
     Answer(
         3,
         "the far ones first, from anybody, all waited for at the end",
-        [
-            "return len(bin(world - 1)) - 2 if world > 1 else 0",
-            """
-        works, reach = [], 1
-        while reach < world:
-            reach *= 2
-        while reach > 1:
-            reach //= 2
-            if rank % (2 * reach) == 0 and rank + reach < world:
-                works.append(dist.isend(tensor, rank + reach))
-            elif rank % (2 * reach) == reach:
-                dist.recv(tensor)
-        for work in works:
-            work.wait()
-        return tensor""",
-        ],
+        swap=(
+            ("math.ceil(math.log2(world))", "len(bin(world - 1)) - 2 if world > 1 else 0"),
+            (
+                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
+                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
+                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
+                "works, reach = [], 1\nwhile reach < world:\n    reach *= 2\nwhile reach > 1:\n    reach //= 2\n"
+                "    if rank % (2 * reach) == 0 and rank + reach < world:\n"
+                "        works.append(dist.isend(tensor, rank + reach))\n    elif rank % (2 * reach) == reach:\n"
+                "        dist.recv(tensor)\nfor work in works:\n    work.wait()",
+            ),
+        ),
     ),
-    Answer(4, "in batches", [FIRST, REDUCING.replace(BOTH, BATCH)]),
+    Answer(4, "in batches", [None, REDUCING.replace(BOTH, BATCH)]),
     Answer(
         4,
         "the receive called first",
@@ -1129,19 +992,17 @@ RIGHT = [
     Answer(
         3,
         "halves of halves",
-        [
-            ROUNDS,
-            """
-        low, high = 0, world
-        while high - low > 1:
-            middle = (low + high + 1) // 2
-            if rank == low:
-                dist.send(tensor, middle)
-            elif rank == middle:
-                dist.recv(tensor, low)
-            low, high = (low, middle) if rank < middle else (middle, high)
-        return tensor""",
-        ],
+        swap=(
+            ("math.ceil(math.log2(world))", "(world - 1).bit_length()"),
+            (
+                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
+                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
+                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
+                "low, high = 0, world\nwhile high - low > 1:\n    middle = (low + high + 1) // 2\n    if rank == low:\n"
+                "        dist.send(tensor, middle)\n    elif rank == middle:\n        dist.recv(tensor, low)\n"
+                "    low, high = (low, middle) if rank < middle else (middle, high)",
+            ),
+        ),
     ),
     Answer(
         3,
@@ -1155,12 +1016,11 @@ RIGHT = [
     Answer(
         4,
         "one buffer for all rounds, and a copy at the end",
-        [
-            None,
-            REDUCING.replace("for step", "room = torch.empty_like(pieces[0])\nfor step")
-            .replace("torch.empty_like(growing)", "room[: len(growing)]")
-            .replace("return pieces[rank]", "return pieces[rank].clone()"),
-        ],
+        swap=(
+            ("for step in range(world - 1):", "room = torch.empty_like(pieces[0])\nfor step in range(world - 1):"),
+            ("torch.empty_like(growing)", "room[: len(growing)]"),
+            ("[rank]", "[rank].clone()"),
+        ),
     ),
     Answer(
         5,
@@ -1173,64 +1033,57 @@ RIGHT = [
     Answer(
         7,
         "in pairs by exclusive or",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace("range(1, world)", "range(1, 1 << (world - 1).bit_length())").replace(
-                "    to, source = (rank + step) % world, (rank - step) % world\n    works +=",
-                "    to = source = rank ^ step\n    if to < world:\n        works +=",
+        swap=(
+            ("* nbytes / world", "/ world * nbytes"),
+            ("empty_like", "zeros_like"),
+            (
+                "(1, world):\n    to, source = (rank + step) % world, (rank - step) % world\n    works",
+                "(1, 1 << (world - 1).bit_length()):\n    to = source = rank ^ step\n    if to < world:\n        works",
             ),
-        ],
+        ),
     ),
     Answer(8, "by the logarithm, rounded up", [RING_COST, None, EQUAL]),
     Answer(
         1,
         "running sums",
-        [
-            """
+        """
         total = inputs[0].clone()
         for other in inputs[1:]:
             total += other
         return [total.clone() for _ in inputs]
         """,
-            None,
-            None,
-        ],
     ),
     Answer(
         3,
         "each rank's place by its bits",
-        [
-            "return (world - 1).bit_length()",
-            """
-        mine = rank.bit_length()  # rounds that are over when this rank has it
-        if rank:
-            dist.recv(tensor, rank - (1 << (mine - 1)))
-        for step in range(mine, (world - 1).bit_length()):
-            if rank + (1 << step) < world:
-                dist.send(tensor, rank + (1 << step))
-        return tensor
-        """,
-        ],
+        swap=(
+            ("math.ceil(math.log2(world))", "(world - 1).bit_length()"),
+            (
+                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
+                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
+                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
+                "mine = rank.bit_length()\nif rank:\n    dist.recv(tensor, rank - (1 << (mine - 1)))\n"
+                "for step in range(mine, (world - 1).bit_length()):\n    if rank + (1 << step) < world:\n"
+                "        dist.send(tensor, rank + (1 << step))",
+            ),
+        ),
     ),
     Answer(
         4,
         "the sum is carried, and nothing of tensor is written",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        carried = pieces[(rank - 1) % world]
-        for step in range(world - 1):
-            mine = pieces[(rank - 2 - step) % world]
-            arriving = torch.empty_like(mine)
-            work = dist.irecv(arriving, (rank - 1) % world)
-            sent = dist.isend(carried, (rank + 1) % world)
-            work.wait()
-            sent.wait()
-            carried = arriving + mine
-        return carried
-        """,
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world", "carried = pieces[(rank - 1) % world]"),
+            (
+                "leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]\n"
+                "    arriving = torch.empty_like(growing)\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]\n    for work in works:\n"
+                "        work.wait()\n    growing += arriving\nreturn pieces[rank]",
+                "mine = pieces[(rank - 2 - step) % world]\n    arriving = torch.empty_like(mine)\n"
+                "    work = dist.irecv(arriving, (rank - 1) % world)\n"
+                "    sent = dist.isend(carried, (rank + 1) % world)\n    work.wait()\n    sent.wait()\n"
+                "    carried = arriving + mine\nreturn carried",
+            ),
+        ),
     ),
     Answer(6, "the gather goes on in the memory that was given", [None, None]),
     Answer(
