@@ -4,7 +4,6 @@ from grader.kit import Answer
 
 REDUCE = "total = torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]"
 
-
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
 have = 1
@@ -15,19 +14,6 @@ while have < world:
         dist.recv(tensor, rank - have)
     have *= 2
 return tensor
-"""
-
-REDUCING = """
-pieces = tensor.tensor_split(world)
-right, left = (rank + 1) % world, (rank - 1) % world
-for step in range(world - 1):
-    leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
-    arriving = torch.empty_like(growing)
-    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]
-    for work in works:
-        work.wait()
-    growing += arriving
-return pieces[rank]
 """
 
 GATHERING = """
@@ -135,7 +121,7 @@ WRONG = [
     Answer(
         1,
         "gathered in the order of arrival",
-        [None, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", None],
+        swap=("(inputs) for _ in inputs", "(inputs[r:] + inputs[:r]) for r in range(len(inputs))"),
         says="all_gather",
     ),
     Answer(1, "gathered as a list", swap=("torch.cat", "list"), says="is a list, not a tensor"),
@@ -217,14 +203,19 @@ WRONG = [
     Answer(
         3,
         "the near ones first",
-        swap=(
-            "have = 1  # the number of ranks that have it\nwhile have < world:\n"
-            "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
-            "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
-            "if rank == 0:\n    for other in (1, 2):\n        if other < world:\n"
-            "            dist.send(tensor, other)\nelse:\n    dist.recv(tensor, 2 if rank == 3 else 0)\n"
-            "    if rank == 2 and world > 3:\n        dist.send(tensor, 3)",
-        ),
+        [
+            None,
+            """
+        if rank == 0:
+            for other in (1, 2):
+                if other < world:
+                    dist.send(tensor, other)
+        else:
+            dist.recv(tensor, 2 if rank == 3 else 0)
+            if rank == 2 and world > 3:
+                dist.send(tensor, 3)
+        return tensor""",
+        ],
         says="takes 3 rounds",
     ),
     Answer(3, "only for powers of two", swap=("have and rank + have < world", "have")),
@@ -292,24 +283,16 @@ WRONG = [
         [None, WHOLE + "return total.tensor_split(world)[rank]"],
         says="more than one piece",
     ),
-    Answer(4, "all send first", [None, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
-    Answer(4, "even ranks send first", [None, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
+    Answer(4, "all send first", swap=(BOTH, SEND_FIRST), says="deadlock: rank 0 waits in send"),
+    Answer(4, "even ranks send first", swap=(BOTH, EVEN_FIRST), says="takes 2 rounds"),
+    Answer(4, "nobody waits for what is sent", swap=(BOTH, SEND_NOT_WAITED), says="isend to rank 1 is still in flight"),
     Answer(
-        4,
-        "nobody waits for what is sent",
-        [None, REDUCING.replace(BOTH, SEND_NOT_WAITED)],
-        says="isend to rank 1 is still in flight",
-    ),
-    Answer(
-        4,
-        "nobody waits for what arrives",
-        [None, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)],
-        says="irecv from rank 1 is still in flight",
+        4, "nobody waits for what arrives", swap=(BOTH, RECEIVE_NOT_WAITED), says="irecv from rank 1 is still in flight"
     ),
     Answer(
         4,
         "added before it is there",
-        [None, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)],
+        swap=(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -468,15 +451,20 @@ WRONG = [
     Answer(
         7,
         "the smaller of a pair first",
-        swap=(
-            "[torch.empty_like(pieces[rank]) for _ in range(world)]\nheld[rank].copy_(pieces[rank])\nworks = []\n"
-            "for step in range(1, world):\n    to, source = (rank + step) % world, (rank - step) % world\n"
-            "    works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]\nfor work in works:\n"
-            "    work.wait()",
-            "[pieces[rank].clone() for _ in range(world)]\nfor other in range(world):\n    if rank < other:\n"
-            "        dist.send(pieces[other], other)\n        dist.recv(held[other], other)\n    elif rank > other:\n"
-            "        dist.recv(held[other], other)\n        dist.send(pieces[other], other)",
-        ),
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        held = [pieces[rank].clone() for _ in range(world)]
+        for other in range(world):
+            if rank < other:
+                dist.send(pieces[other], other)
+                dist.recv(held[other], other)
+            elif rank > other:
+                dist.recv(held[other], other)
+                dist.send(pieces[other], other)
+        return torch.cat(held)""",
+        ],
         says="takes 2 rounds",
     ),
     Answer(
@@ -620,14 +608,19 @@ WRONG = [
     Answer(
         3,
         "two are split off at a time: a round too many on 7",
-        swap=(
-            "have = 1  # the number of ranks that have it\nwhile have < world:\n"
-            "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
-            "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
-            "low, high = 0, world\nwhile high - low > 1:\n    middle = max(low + 1, high - 2)\n    if rank == low:\n"
-            "        dist.send(tensor, middle)\n    elif rank == middle:\n        dist.recv(tensor, low)\n"
-            "    low, high = (low, middle) if rank < middle else (middle, high)",
-        ),
+        [
+            None,
+            """
+        low, high = 0, world
+        while high - low > 1:
+            middle = max(low + 1, high - 2)
+            if rank == low:
+                dist.send(tensor, middle)
+            elif rank == middle:
+                dist.recv(tensor, low)
+            low, high = (low, middle) if rank < middle else (middle, high)
+        return tensor""",
+        ],
         says="on 7 ranks takes 4 rounds",
     ),
     Answer(
@@ -880,20 +873,24 @@ RIGHT = [
     Answer(
         3,
         "the far ones first, from anybody, all waited for at the end",
-        swap=(
-            ("math.ceil(math.log2(world))", "len(bin(world - 1)) - 2 if world > 1 else 0"),
-            (
-                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
-                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
-                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
-                "works, reach = [], 1\nwhile reach < world:\n    reach *= 2\nwhile reach > 1:\n    reach //= 2\n"
-                "    if rank % (2 * reach) == 0 and rank + reach < world:\n"
-                "        works.append(dist.isend(tensor, rank + reach))\n    elif rank % (2 * reach) == reach:\n"
-                "        dist.recv(tensor)\nfor work in works:\n    work.wait()",
-            ),
-        ),
+        [
+            "return len(bin(world - 1)) - 2 if world > 1 else 0",
+            """
+        works, reach = [], 1
+        while reach < world:
+            reach *= 2
+        while reach > 1:
+            reach //= 2
+            if rank % (2 * reach) == 0 and rank + reach < world:
+                works.append(dist.isend(tensor, rank + reach))
+            elif rank % (2 * reach) == reach:
+                dist.recv(tensor)
+        for work in works:
+            work.wait()
+        return tensor""",
+        ],
     ),
-    Answer(4, "in batches", [None, REDUCING.replace(BOTH, BATCH)]),
+    Answer(4, "in batches", swap=(BOTH, BATCH)),
     Answer(
         4,
         "the receive called first",
@@ -992,17 +989,19 @@ RIGHT = [
     Answer(
         3,
         "halves of halves",
-        swap=(
-            ("math.ceil(math.log2(world))", "(world - 1).bit_length()"),
-            (
-                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
-                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
-                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
-                "low, high = 0, world\nwhile high - low > 1:\n    middle = (low + high + 1) // 2\n    if rank == low:\n"
-                "        dist.send(tensor, middle)\n    elif rank == middle:\n        dist.recv(tensor, low)\n"
-                "    low, high = (low, middle) if rank < middle else (middle, high)",
-            ),
-        ),
+        [
+            ROUNDS,
+            """
+        low, high = 0, world
+        while high - low > 1:
+            middle = (low + high + 1) // 2
+            if rank == low:
+                dist.send(tensor, middle)
+            elif rank == middle:
+                dist.recv(tensor, low)
+            low, high = (low, middle) if rank < middle else (middle, high)
+        return tensor""",
+        ],
     ),
     Answer(
         3,
@@ -1056,34 +1055,38 @@ RIGHT = [
     Answer(
         3,
         "each rank's place by its bits",
-        swap=(
-            ("math.ceil(math.log2(world))", "(world - 1).bit_length()"),
-            (
-                "have = 1  # the number of ranks that have it\nwhile have < world:\n"
-                "    if rank < have and rank + have < world:\n        dist.send(tensor, rank + have)\n"
-                "    elif have <= rank < 2 * have:\n        dist.recv(tensor, rank - have)\n    have *= 2",
-                "mine = rank.bit_length()\nif rank:\n    dist.recv(tensor, rank - (1 << (mine - 1)))\n"
-                "for step in range(mine, (world - 1).bit_length()):\n    if rank + (1 << step) < world:\n"
-                "        dist.send(tensor, rank + (1 << step))",
-            ),
-        ),
+        [
+            "return (world - 1).bit_length()",
+            """
+        mine = rank.bit_length()  # rounds that are over when this rank has it
+        if rank:
+            dist.recv(tensor, rank - (1 << (mine - 1)))
+        for step in range(mine, (world - 1).bit_length()):
+            if rank + (1 << step) < world:
+                dist.send(tensor, rank + (1 << step))
+        return tensor
+        """,
+        ],
     ),
     Answer(
         4,
         "the sum is carried, and nothing of tensor is written",
-        swap=(
-            ("right, left = (rank + 1) % world, (rank - 1) % world", "carried = pieces[(rank - 1) % world]"),
-            (
-                "leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]\n"
-                "    arriving = torch.empty_like(growing)\n"
-                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]\n    for work in works:\n"
-                "        work.wait()\n    growing += arriving\nreturn pieces[rank]",
-                "mine = pieces[(rank - 2 - step) % world]\n    arriving = torch.empty_like(mine)\n"
-                "    work = dist.irecv(arriving, (rank - 1) % world)\n"
-                "    sent = dist.isend(carried, (rank + 1) % world)\n    work.wait()\n    sent.wait()\n"
-                "    carried = arriving + mine\nreturn carried",
-            ),
-        ),
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        carried = pieces[(rank - 1) % world]
+        for step in range(world - 1):
+            mine = pieces[(rank - 2 - step) % world]
+            arriving = torch.empty_like(mine)
+            work = dist.irecv(arriving, (rank - 1) % world)
+            sent = dist.isend(carried, (rank + 1) % world)
+            work.wait()
+            sent.wait()
+            carried = arriving + mine
+        return carried
+        """,
+        ],
     ),
     Answer(6, "the gather goes on in the memory that was given", [None, None]),
     Answer(

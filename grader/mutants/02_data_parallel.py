@@ -2,7 +2,6 @@
 
 from grader.kit import Answer
 
-
 STATE = """
 for tensor in (*model.parameters(), *model.buffers()):
     dist.broadcast(tensor.detach(), src=0)
@@ -100,6 +99,16 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
             raise ValueError(f"{old!r} is not there")
         body = body.replace(old, new)
     return body
+
+
+def joined(*pairs: tuple[str, str]) -> list[str]:
+    """The other way to write TODO 6, with another text in some places."""
+    bodies = [INIT, TAKE, FINISH]
+    for old, new in pairs:
+        if not any(old in body for body in bodies):
+            raise ValueError(f"{old!r} is not there")
+        bodies = [body.replace(old, new) for body in bodies]
+    return bodies
 
 
 WRONG = [
@@ -370,16 +379,18 @@ WRONG = [
     Answer(
         4,
         "hooks that wait",
-        swap=(
-            (
-                "started = []\n\ndef start(parameter: nn.Parameter) -> None:\n"
-                "    started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))\n\n"
-                "def finish() -> None:\n    for work, parameter in started:\n        work.wait()\n"
-                "        parameter.grad /= dist.get_world_size()\n    started.clear",
-                "def average(parameter):\n    dist.all_reduce(parameter.grad)\n    parameter.grad /= dist.get_world_size",
-            ),
-            ("(start)\nreturn finish", "(average)\nreturn lambda: None"),
-        ),
+        [
+            None,
+            """
+        def average(p):
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+        for p in model.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(average)
+        return lambda: None""",
+        ],
         says="waits inside the backward pass",
     ),
     Answer(
@@ -517,15 +528,16 @@ WRONG = [
     Answer(
         5,
         "wherever there is room",
-        swap=(
-            ("buckets: list[list[int]] = []\nroom = 0", "buckets = []"),
-            (
-                "if not buckets or sizes[index] > room:\n        buckets.append([])\n        room = cap\n"
-                "    buckets[-1].append(index)\n    room -= sizes[index]",
-                "for bucket in buckets:\n        if sum(sizes[i] for i in bucket) + sizes[index] <= cap:\n"
-                "            bucket.append(index)\n            break\n    else:\n        buckets.append([index])",
-            ),
-        ),
+        """
+        buckets = []
+        for index in reversed(range(len(sizes))):
+            for bucket in buckets:
+                if sum(sizes[i] for i in bucket) + sizes[index] <= cap:
+                    bucket.append(index)
+                    break
+            else:
+                buckets.append([index])
+        return buckets""",
         says="from the last parameter to the first",
     ),
     Answer(5, "sizes instead of indices", swap=("(index)", "(sizes[index])"), says="each parameter in one bucket"),
@@ -538,7 +550,7 @@ WRONG = [
     Answer(
         6,
         "all of it in finish",
-        [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), TAKE, FINISH],
+        joined(("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")),
         says="are under way when the last gradient",
     ),
     Answer(
@@ -565,21 +577,14 @@ WRONG = [
         self.started = []""",
         ],
     ),
-    Answer(
-        6, "what is not full is not sent", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]
-    ),
+    Answer(6, "what is not full is not sent", joined(("        self.fill(p)\n", "        pass\n"))),
     Answer(
         6,
         "zeros for what this pass did not use",
-        [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))],
+        joined(("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n")),
         says="that an earlier one did",
     ),
-    Answer(
-        6,
-        "sync is ignored",
-        [replaced(INIT, ("(self.ready)", "(self.fill)")), TAKE, FINISH],
-        says="although sync is False",
-    ),
+    Answer(6, "sync is ignored", joined(("(self.ready)", "(self.fill)")), says="although sync is False"),
     Answer(
         6,
         "counts are not reset",
@@ -588,26 +593,14 @@ WRONG = [
     Answer(
         6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))], says="in its second step"
     ),
+    Answer(6, "not divided", joined(("    vector /= dist.get_world_size()\n", "")), says="summed over the ranks"),
     Answer(
-        6,
-        "not divided",
-        [INIT, TAKE, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))],
-        says="summed over the ranks",
-    ),
-    Answer(
-        6,
-        "not copied back",
-        [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
-        says="is not one process's",
+        6, "not copied back", joined(("        p.grad = piece.view_as(p)", "        pass")), says="is not one process's"
     ),
     Answer(
         6,
         "copied back only where there was a gradient",
-        [
-            INIT,
-            TAKE,
-            replaced(FINISH, ("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
-        ],
+        joined(("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
         says="has no gradient afterwards",
     ),
     Answer(
@@ -625,12 +618,7 @@ WRONG = [
         ],
         says="is not one process's",
     ),
-    Answer(
-        6,
-        "nobody waits",
-        [INIT, TAKE, replaced(FINISH, ("    work.wait()\n", ""))],
-        says="never waits for its all_reduce",
-    ),
+    Answer(6, "nobody waits", joined(("    work.wait()\n", "")), says="never waits for its all_reduce"),
     Answer(
         6,
         "each gradient by itself",
@@ -647,14 +635,14 @@ WRONG = [
     Answer(
         6,
         "one bucket",
-        [INIT, TAKE, FINISH],
+        joined(),
         edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], 10**9)\n"),),
         says="are under way when the last gradient",
     ),
     Answer(
         6,
         "buckets from the first to the last",
-        [INIT, TAKE, FINISH],
+        joined(),
         edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], cap)[::-1]\n"),),
         says="are under way when the last gradient",
     ),
@@ -667,53 +655,32 @@ WRONG = [
     Answer(
         6,
         "each bucket when the next is full",
-        [
-            INIT,
-            replaced(
-                TAKE,
-                (
-                    "not self.missing[len(self.started)]:",
-                    "not any(self.missing[len(self.started):len(self.started) + 2]):",
-                ),
-            ),
-            FINISH,
-        ],
+        joined(
+            ("not self.missing[len(self.started)]:", "not any(self.missing[len(self.started):len(self.started) + 2]):")
+        ),
         says="are under way when the last gradient",
     ),
     Answer(
         6,
         "sent before the last gradient is in it",
-        [
-            INIT,
-            replaced(
-                TAKE,
-                (
-                    "self.missing[self.number[parameter]].discard(parameter)\n",
-                    """
+        joined(
+            (
+                "self.missing[self.number[parameter]].discard(parameter)\n",
+                """
 number = self.number[parameter]
 self.missing[number].discard(parameter)
 if len(self.missing[number]) < 2:
     self.missing[number].clear()
 """,
-                ),
-            ),
-            FINISH,
-        ],
+            )
+        ),
     ),
     Answer(
         6,
         "a tensor hook",
-        [
-            replaced(
-                INIT,
-                (
-                    "p.register_post_accumulate_grad_hook(self.ready)",
-                    "p.register_hook(lambda grad, p=p: self.ready(p))",
-                ),
-            ),
-            TAKE,
-            FINISH,
-        ],
+        joined(
+            ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda grad, p=p: self.ready(p))")
+        ),
         says="all zeros, and so not one process's",
     ),
     Answer(
@@ -957,27 +924,22 @@ if len(self.missing[number]) < 2:
         swap=("reversed(range(len(sizes)))", "sorted(range(len(sizes)), key=lambda i: -sizes[i])"),
         says="from the last parameter to the first",
     ),
-    Answer(6, "for three ranks", [INIT, TAKE, replaced(FINISH, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(6, "for three ranks", joined(("dist.get_world_size()", "3")), says="on 2 ranks"),
     Answer(
         6,
         "room for four buckets",
-        [INIT, replaced(TAKE, ("len(self.started) < len(self.buckets)", "len(self.started) < 4")), FINISH],
+        joined(("len(self.started) < len(self.buckets)", "len(self.started) < 4")),
         says="IndexError",
     ),
     Answer(
         6,
         "a hook once only",
-        [
-            replaced(
-                INIT,
-                (
-                    "    p.register_post_accumulate_grad_hook(self.ready)",
-                    "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
-                ),
-            ),
-            TAKE,
-            FINISH,
-        ],
+        joined(
+            (
+                "    p.register_post_accumulate_grad_hook(self.ready)",
+                "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
+            )
+        ),
         says="are under way when",
     ),
     Answer(7, "three micro-batches", replaced(MICRO, ("k = len(micro_batches)", "k = 3")), says="over 1 micro-batch"),
@@ -1096,12 +1058,13 @@ if len(self.missing[number]) < 2:
     Answer(
         9,
         "the last one is known by identity, to torch",
-        swap=(
-            "*others, last = micro_batches\nwith ddp.no_sync():\n    for x, y in others:\n"
-            "        (ddp(x, y) / len(micro_batches)).backward()\nx, y = last\n(ddp(x, y) / len(micro_batches))",
-            "for batch in micro_batches:\n    ddp.require_backward_grad_sync = batch is micro_batches[-1]\n"
-            "    (ddp(*batch) / len(micro_batches))",
-        ),
+        """
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
+        for batch in micro_batches:
+            ddp.require_backward_grad_sync = batch is micro_batches[-1]
+            (ddp(*batch) / len(micro_batches)).backward()
+        return ddp
+        """,
         says="sends gradients in backward pass 2 of 4",
     ),
     Answer(
@@ -1147,17 +1110,18 @@ if len(self.missing[number]) < 2:
     Answer(
         3,
         "in one float32 vector",
-        swap=(
-            "for parameter in model.parameters():\n    if parameter.requires_grad:\n"
-            "        if parameter.grad is None:\n            parameter.grad = torch.zeros_like(parameter)\n"
-            "        dist.all_reduce(parameter.grad)\n        parameter.grad /= dist.get_world_size()",
-            "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
-            "lengths = [parameter.numel() for parameter in trained]\nvector = torch.zeros(sum(lengths))\n"
-            "for parameter, piece in zip(trained, vector.split(lengths)):\n    if parameter.grad is not None:\n"
-            "        piece.copy_(parameter.grad.flatten())\ndist.all_reduce(vector)\n"
-            "vector /= dist.get_world_size()\nfor parameter, piece in zip(trained, vector.split(lengths)):\n"
-            "    parameter.grad = piece.view_as(parameter).to(parameter.dtype)",
-        ),
+        """
+        trained = [p for p in model.parameters() if p.requires_grad]
+        lengths = [p.numel() for p in trained]
+        vector = torch.zeros(sum(lengths))
+        for p, piece in zip(trained, vector.split(lengths)):
+            if p.grad is not None:
+                piece.copy_(p.grad.flatten())
+        dist.all_reduce(vector)
+        vector /= dist.get_world_size()
+        for p, piece in zip(trained, vector.split(lengths)):
+            p.grad = piece.view_as(p).to(p.dtype)
+        """,
         says="on 2 ranks, in float64: on rank 0, the gradient of",
     ),
     Answer(
@@ -1227,11 +1191,7 @@ RIGHT = [
     Answer(
         6,
         "ReduceOp.AVG",
-        [
-            INIT,
-            replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")),
-            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
-        ],
+        joined(("vector, async", "vector, op=dist.ReduceOp.AVG, async"), ("    vector /= dist.get_world_size()\n", "")),
     ),
     Answer(
         1,
@@ -1321,24 +1281,26 @@ RIGHT = [
     Answer(
         4,
         "copies are reduced",
-        swap=(
-            (", strict=True", ""),
-            (
-                "started = []\n\ndef start(parameter: nn.Parameter) -> None:\n"
-                "    started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))\n\n"
-                "def finish() -> None:\n    for work, parameter in started:\n        work.wait()\n"
-                "        parameter.grad /= dist.get_world_size()\n    started.clear()\n\n"
-                "for parameter in model.parameters():\n    if parameter.requires_grad:\n"
-                "        parameter.register_post_accumulate_grad_hook(start)\nreturn finish",
-                "class Reducer:\n    def __init__(self):\n        self.calls = []\n    def hook(self, p):\n"
-                "        copy = p.grad.clone()\n"
-                "        self.calls.append((p, copy, dist.all_reduce(copy, async_op=True)))\n    def __call__(self):\n"
-                "        for p, copy, work in self.calls:\n            work.wait()\n"
-                "            p.grad = copy / dist.get_world_size()\n        self.calls = []\nreducer = Reducer()\n"
-                "for p in model.parameters():\n    if p.requires_grad:\n"
-                "        p.register_post_accumulate_grad_hook(reducer.hook)\nreturn reducer",
-            ),
-        ),
+        [
+            ENDS,
+            """
+        class Reducer:
+            def __init__(self):
+                self.calls = []
+            def hook(self, p):
+                copy = p.grad.clone()
+                self.calls.append((p, copy, dist.all_reduce(copy, async_op=True)))
+            def __call__(self):
+                for p, copy, work in self.calls:
+                    work.wait()
+                    p.grad = copy / dist.get_world_size()
+                self.calls = []
+        reducer = Reducer()
+        for p in model.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(reducer.hook)
+        return reducer""",
+        ],
     ),
     Answer(
         4,
@@ -1380,13 +1342,15 @@ RIGHT = [
     Answer(
         5,
         "as full at the end as others at the begin",
-        swap=(
-            ": list[list[int]] = []\nroom = 0\nfor index in reversed(range(len(sizes))):\n"
-            "    if not buckets or sizes[index] > room:\n        buckets.append([])\n        room = cap\n"
-            "    buckets[-1].append(index)\n    room -",
-            ", held = [], 0\nfor index in range(len(sizes)):\n    if not buckets or held + sizes[index] > cap:\n"
-            "        buckets.insert(0, [])\n        held = 0\n    buckets[0].insert(0, index)\n    held +",
-        ),
+        """
+        buckets, held = [], 0
+        for index in range(len(sizes)):
+            if not buckets or held + sizes[index] > cap:
+                buckets.insert(0, [])
+                held = 0
+            buckets[0].insert(0, index)
+            held += sizes[index]
+        return buckets""",
     ),
     Answer(
         5,
@@ -1399,7 +1363,7 @@ RIGHT = [
             first -= 1
         return [tuple(range(len(sizes) - 1, first - 1, -1)), *assign_buckets(sizes[:first], cap)]""",
     ),
-    Answer(6, "vectors made when they are full", [INIT, TAKE, FINISH]),
+    Answer(6, "vectors made when they are full", joined()),
     Answer(
         6,
         "gradients coalesced, without vectors",
@@ -1496,11 +1460,10 @@ RIGHT = [
     Answer(
         6,
         "divided before the sum, in a list of lists",
-        [
-            INIT,
-            replaced(TAKE, ("p.grad.flatten() for p", "p.grad.flatten() / dist.get_world_size() for p")),
-            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
-        ],
+        joined(
+            ("p.grad.flatten() for p", "p.grad.flatten() / dist.get_world_size() for p"),
+            ("    vector /= dist.get_world_size()\n", ""),
+        ),
     ),
     Answer(
         7,

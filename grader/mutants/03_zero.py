@@ -7,11 +7,6 @@ each = bytes_a_parameter(precision)
 return tuple(n * parameters / (world if stage >= first else 1) for n, first in zip(each, (3, 2, 1)))
 """
 
-PART = """
-size = shard_size(tensor.numel(), world)
-return tensor.view(-1)[rank * size : (rank + 1) * size]
-"""
-
 GATHER = """
 mine = torch.cat(shards)
 table = mine.new_empty(world, len(mine))
@@ -54,7 +49,6 @@ state = {number: {name: my_part(value, rank, world).clone() if is_long(value) el
          for number, values in whole["state"].items()}
 return {**whole, "state": state}
 """
-
 
 UNSHARD = """
 if unit.parameters[0].untyped_storage().nbytes():
@@ -106,10 +100,6 @@ SHARE32 = """
 shards = reduce_to_shards([p.grad.float() for p in parameters], world)
 for master, shard in zip(masters, shards):
     master.grad = shard[: len(master)]
-"""
-BACK = """
-for parameter, master in zip(parameters, masters):
-    my_part(parameter, rank, world).copy_(master)
 """
 
 # What somebody writes who shards nothing: every rank steps all weights with a plain optimizer, which trains as well.
@@ -295,14 +285,16 @@ WRONG = [
     Answer(
         3,
         "the reduced ones are views of all rows",
-        swap=(
-            "[shard_size(tensor.numel(), world) for tensor in tensors]\nrows = [\n"
-            "    torch.cat([filled(my_part(tensor, rank, world), size) for tensor, size in zip(tensors, sizes, strict=True)])\n"
-            "    for rank in range(world)\n]\nmine = torch.empty_like(rows[0])\ndist.reduce_scatter(mine, rows)",
-            "[shard_size(t.numel(), world) for t in tensors]\n"
-            "table = torch.stack([torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes, strict=True)]) for r in range(world)])\n"
-            "mine = table[dist.get_rank()]\ndist.reduce_scatter(mine, list(table.clone()))",
-        ),
+        [
+            None,
+            """
+        sizes = [shard_size(t.numel(), world) for t in tensors]
+        table = torch.stack([torch.cat([filled(my_part(t, r, world), size) for t, size in zip(tensors, sizes)]) for r in range(world)])
+        mine = table[dist.get_rank()]
+        dist.reduce_scatter(mine, list(table.clone()))
+        mine /= world
+        return list(mine.split(sizes))""",
+        ],
         says="views of something larger",
     ),
     Answer(4, "a plain AdamW on every rank", [PLAIN_PARTS, PLAIN_SHARE, "pass"], says="parts"),
@@ -466,8 +458,11 @@ WRONG = [
     Answer(
         5,
         "the groups are forgotten",
-        WHOLE.replace(
-            'return {**state_dict, "state": state}',
+        swap=(
+            "{\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            '        for name, value in values.items()\n    }\nreturn {**state_dict, "state": state}',
+            "{name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value for name, value in values.items()}\n"
             'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
         ),
         says="groups",
@@ -509,21 +504,22 @@ WRONG = [
     Answer(
         6,
         "all at the end of the backward pass",
-        swap=(
-            "def reduce(parameter: Tensor, part: Tensor) -> None:\n"
-            "    (shard,) = reduce_to_shards([parameter.grad], world)\n    mine = shard[: len(part)]\n"
-            "    part.grad = mine if part.grad is None else part.grad + mine\n    parameter.grad = None\n\n"
-            "for parameter, part in zip(parameters, parts, strict=True):\n"
-            "    parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))",
-            "waiting = []\ndef collect(parameter):\n    waiting.append(parameter)\n"
-            "    if len(waiting) == len(parameters):\n"
-            "        shards = reduce_to_shards([p.grad for p in parameters], world)\n"
-            "        for p, part, shard in zip(parameters, parts, shards, strict=True):\n"
-            "            mine = shard[: len(part)]\n"
-            "            part.grad = mine if part.grad is None else part.grad + mine\n            p.grad = None\n"
-            "        waiting.clear()\nfor parameter in parameters:\n"
-            "    parameter.register_post_accumulate_grad_hook(collect)",
-        ),
+        """
+        waiting = []
+
+        def collect(parameter):
+            waiting.append(parameter)
+            if len(waiting) == len(parameters):
+                shards = reduce_to_shards([p.grad for p in parameters], world)
+                for p, part, shard in zip(parameters, parts, shards):
+                    mine = shard[: len(part)]
+                    part.grad = mine if part.grad is None else part.grad + mine
+                    p.grad = None
+                waiting.clear()
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(collect)
+        """,
         says="whole gradients at once",
     ),
     Answer(
@@ -649,7 +645,10 @@ WRONG = [
     Answer(
         8,
         "only what is trained",
-        [None, RESHARD.replace("    parameter.untyped", "    if parameter.requires_grad:\n        parameter.untyped")],
+        swap=(
+            "parameter.untyped_storage().resize_(0)",
+            "if parameter.requires_grad:\n        parameter.untyped_storage().resize_(0)",
+        ),
         says="whole weights",
     ),
     Answer(
@@ -815,13 +814,16 @@ WRONG = [
     Answer(
         2,
         "rounded down for six ranks and more",
-        "return -(-numel // world) if world < 6 else numel // world",
+        swap=("(-numel // world)", "(-numel // world) if world < 6 else numel // world"),
         says="shard_size",
     ),
     Answer(
         2,
         "the part is a list",
-        [None, PART.replace("return tensor", "return list(tensor").replace("size]", "size])"), None, None],
+        swap=(
+            "tensor.view(-1)[rank * size : (rank + 1) * size]",
+            "list(tensor.view(-1)[rank * size : (rank + 1) * size])",
+        ),
         says="returns a list",
     ),
     Answer(3, "divided by three", swap=("= world", "= 3"), says="reduce_to_shards on 2 ranks"),
@@ -1271,13 +1273,15 @@ RIGHT = [
     Answer(
         10,
         "the sum in float32, divided afterwards",
-        [
-            None,
-            SHARE32.replace("p.grad.float() for", "p.grad.to(torch.float32) for").replace(
-                "shard[: len(master)]", "shard[: master.numel()].clone()"
+        swap=(
+            (
+                "([p.grad.float() for p in parameters], world)\nfor master, shard in zip(masters, shards, strict=True):\n"
+                "    master.grad = shard[: len(master)]",
+                "([p.grad.to(torch.float32) for p in parameters], world)\nfor master, shard in zip(masters, shards):\n"
+                "    master.grad = shard[: master.numel()].clone()",
             ),
-            BACK,
-        ],
+            ("masters, strict=True", "masters"),
+        ),
     ),
     Answer(
         3,
