@@ -382,14 +382,17 @@ WRONG = [
     Answer(
         5,
         "straight to all",
-        swap=(
-            "right, left = (rank + 1) % world, (rank - 1) % world\nfor step in range(world - 1):\n"
-            "    works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]\n"
-            "    for work in works:\n        work",
-            "works = []\nfor step in range(1, world):\n"
-            "    works += [dist.isend(pieces[rank], (rank + step) % world), dist.irecv(pieces[(rank - step) % world], (rank - step) % world)]\n"
-            "for work in works:\n    work",
-        ),
+        [
+            None,
+            """
+        pieces = tensor.tensor_split(world)
+        works = []
+        for step in range(1, world):
+            works += [dist.isend(pieces[rank], (rank + step) % world), dist.irecv(pieces[(rank - step) % world], (rank - step) % world)]
+        for work in works:
+            work.wait()
+        return tensor""",
+        ],
         says="its left neighbour",
     ),
     Answer(5, "a round too few", swap=("world - 1", "world - 2"), says="receives nothing"),
@@ -428,13 +431,21 @@ WRONG = [
     Answer(
         6,
         "by rank 0",
-        swap=(
-            "piece = ring_reduce_scatter(tensor, rank, world)\ntensor.tensor_split(world)[rank].copy_(piece)\n"
-            "return ring_all_gather(tensor, rank, world)",
-            "if rank:\n    dist.send(tensor, 0)\n    dist.recv(tensor, 0)\nelse:\n    for other in range(1, world):\n"
-            "        part = torch.empty_like(tensor)\n        dist.recv(part, other)\n        tensor += part\n"
-            "    for other in range(1, world):\n        dist.send(tensor, other)\nreturn tensor",
-        ),
+        [
+            None,
+            """
+        if rank:
+            dist.send(tensor, 0)
+            dist.recv(tensor, 0)
+        else:
+            for other in range(1, world):
+                part = torch.empty_like(tensor)
+                dist.recv(part, other)
+                tensor += part
+            for other in range(1, world):
+                dist.send(tensor, other)
+        return tensor""",
+        ],
         says="more than one piece",
     ),
     Answer(7, "predicted: its own piece as well", "return nbytes", says="all_to_all_bytes(1, 1)"),
@@ -535,12 +546,14 @@ WRONG = [
     Answer(
         8,
         "as if every number of ranks were a power of two",
-        swap=(
-            "ring_bytes = ring_cost(1, world)\ntree_rounds, tree_bytes = tree_cost(1, world)\n"
-            "return alpha * (ring_rounds - tree_rounds) / (beta * (tree_bytes - ring_bytes))",
-            "tree_rounds = 2 * (world - 1), 2 * math.log2(world)\n"
-            "return alpha / beta * (ring_rounds - tree_rounds) / (tree_rounds - ring_rounds / world)",
-        ),
+        [
+            None,
+            None,
+            """
+            ring_rounds, tree_rounds = 2 * (world - 1), 2 * math.log2(world)
+            return alpha / beta * (ring_rounds - tree_rounds) / (tree_rounds - ring_rounds / world)
+            """,
+        ],
         says="equal_size(5",
     ),
     Answer(
@@ -793,11 +806,12 @@ WRONG = [
     Answer(
         1,
         "what is reduced is put into the inputs",
-        swap=(
-            "torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]",
-            "sum(inputs[1:], inputs[0].clone())\nfor tensor in inputs:\n    tensor.copy_(total)\n"
-            "return [tensor.clone() for tensor in inputs]",
-        ),
+        """
+        total = sum(inputs[1:], inputs[0].clone())
+        for tensor in inputs:
+            tensor.copy_(total)
+        return [tensor.clone() for tensor in inputs]
+        """,
         says="which it is given, is written into",
     ),
     Answer(
@@ -823,14 +837,23 @@ WRONG = [
     Answer(
         8,
         "the equal size is looked for below 100 MB",
-        swap=(
-            "ring_rounds, ring_bytes = ring_cost(1, world)\ntree_rounds, tree_bytes = tree_cost(1, world)\n"
-            "return alpha * (ring_rounds - tree_rounds) / (beta * (tree_bytes - ring_bytes))",
-            "def seconds(cost):\n    return cost[0] * alpha + cost[1] * beta\nlow, high = 0.0, 1e8\n"
-            "for _ in range(100):\n    middle = (low + high) / 2\n"
-            "    if seconds(tree_cost(middle, world)) < seconds(ring_cost(middle, world)):\n        low = middle\n"
-            "    else:\n        high = middle\nreturn middle",
-        ),
+        [
+            None,
+            None,
+            """
+        def seconds(cost):
+            return cost[0] * alpha + cost[1] * beta
+
+        low, high = 0.0, 1e8
+        for _ in range(100):
+            middle = (low + high) / 2
+            if seconds(tree_cost(middle, world)) < seconds(ring_cost(middle, world)):
+                low = middle
+            else:
+                high = middle
+        return middle
+        """,
+        ],
         says="equal_size(4, 0.",
     ),
     Answer(9, "a latency that is never below 0", swap=("alpha.item()", "max(alpha.item(), 0.0)"), says="fit("),

@@ -218,14 +218,15 @@ WRONG = [
     Answer(
         2,
         "new parameters",
-        swap=(
-            "tensor in (*model.parameters(), *model.buffers()):\n    dist.broadcast(tensor.detach(), src=0)",
-            "module in model.modules():\n    for name, p in list(module._parameters.items()):\n"
-            "        if p is not None:\n            new = p.detach().clone()\n"
-            "            dist.broadcast(new, src=0)\n"
-            "            setattr(module, name, nn.Parameter(new, requires_grad=p.requires_grad))\n"
-            "for buffer in model.buffers():\n    dist.broadcast(buffer, src=0)",
-        ),
+        """
+        for module in model.modules():
+            for name, p in list(module._parameters.items()):
+                if p is not None:
+                    new = p.detach().clone()
+                    dist.broadcast(new, src=0)
+                    setattr(module, name, nn.Parameter(new, requires_grad=p.requires_grad))
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)""",
         says="replaces tensors",
     ),
     Answer(
@@ -237,11 +238,12 @@ WRONG = [
     Answer(
         2,
         "the sum of rank 0's and of zeros",
-        swap=(
-            "for tensor in (*model.parameters(), *model.buffers()):\n    dist.broadcast(tensor.detach(), src=0)",
-            "with torch.no_grad():\n    for tensor in (*model.buffers(), *model.parameters()):\n"
-            "        if dist.get_rank() > 0:\n            tensor.zero_()\n        dist.all_reduce(tensor)",
-        ),
+        """
+        with torch.no_grad():
+            for tensor in (*model.buffers(), *model.parameters()):
+                if dist.get_rank() > 0:
+                    tensor.zero_()
+                dist.all_reduce(tensor)""",
         says="An all-reduce moves more than a broadcast",
     ),
     Answer(3, "nothing", "pass", says="is not one process's"),
@@ -1099,12 +1101,14 @@ if len(self.missing[number]) < 2:
     Answer(
         2,
         "leaves all parameters trainable",
-        swap=(
-            "tensor in (*model.parameters(), *model.buffers()):\n    dist.broadcast(tensor.detach(), src=0)",
-            "parameter in model.parameters():\n    parameter.requires_grad_(False)\n"
-            "    dist.broadcast(parameter, src=0)\n    parameter.requires_grad_(True)\n"
-            "for buffer in model.buffers():\n    dist.broadcast(buffer, src=0)",
-        ),
+        """
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            dist.broadcast(parameter, src=0)
+            parameter.requires_grad_(True)
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+        """,
         says="trainable on rank 0",
     ),
     Answer(
@@ -1141,11 +1145,12 @@ if len(self.missing[number]) < 2:
     Answer(
         7,
         "one backward pass of the summed losses",
-        swap=(
-            "for number, (x, y) in enumerate(micro_batches, start=1):\n"
-            "    reducer.sync = number == len(micro_batches)\n    loss = model(x, y) / len(micro_batches)\n    loss",
-            "reducer.sync = True\nloss = sum(model(x, y) for x, y in micro_batches) / len(micro_batches)\nloss",
-        ),
+        """
+        reducer.sync = True
+        loss = sum(model(x, y) for x, y in micro_batches) / len(micro_batches)
+        loss.backward()
+        reducer.finish()
+        """,
         says="makes 1 backward pass. Each micro-batch needs one of its own",
     ),
     Answer(

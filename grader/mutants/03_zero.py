@@ -101,6 +101,10 @@ shards = reduce_to_shards([p.grad.float() for p in parameters], world)
 for master, shard in zip(masters, shards):
     master.grad = shard[: len(master)]
 """
+BACK = """
+for parameter, master in zip(parameters, masters):
+    my_part(parameter, rank, world).copy_(master)
+"""
 
 # What somebody writes who shards nothing: every rank steps all weights with a plain optimizer, which trains as well.
 PLAIN_PARTS = 'return [{**group, "params": [p for p in group["params"]]} for group in groups]'
@@ -202,12 +206,13 @@ WRONG = [
     Answer(
         3,
         "a collective for each tensor",
-        swap=(
-            "mine = torch.cat(shards)\ntable = mine.new_empty(world, len(mine))\ndist.all_gather(list(table), mine)\n"
-            "return [columns.reshape(-1) for columns in table.split([len(shard) for shard in shards], dim=1)]",
-            "gathered = []\nfor shard in shards:\n    table = shard.new_empty(world, len(shard))\n"
-            "    dist.all_gather(list(table), shard.detach())\n    gathered.append(table.view(-1))\nreturn gathered",
-        ),
+        """
+        gathered = []
+        for shard in shards:
+            table = shard.new_empty(world, len(shard))
+            dist.all_gather(list(table), shard.detach())
+            gathered.append(table.view(-1))
+        return gathered""",
         says="gather_shards of 9 tensors takes 7 collectives",
     ),
     Answer(
@@ -360,24 +365,27 @@ WRONG = [
     Answer(
         4,
         "each rank has its own gradients",
-        swap=(
-            "shards = reduce_to_shards([p.grad for p in parameters], world)\n"
-            "for part, shard in zip(parts, shards, strict=True):\n    part.grad = shard[: len(part)]",
-            "for p, part in zip(parameters, parts, strict=True):\n"
-            "    part.grad = my_part(p.grad, dist.get_rank(), world).clone()",
-        ),
+        [
+            None,
+            """
+        for p, part in zip(parameters, parts):
+            part.grad = my_part(p.grad, dist.get_rank(), world).clone()""",
+            None,
+        ],
         says="of gradients in a step",
     ),
     Answer(
         4,
         "all-reduced: three rings for two",
-        swap=(
-            "shards = reduce_to_shards([p.grad for p in parameters], world)\n"
-            "for part, shard in zip(parts, shards, strict=True):\n    part.grad = shard[: len(part)]",
-            "for p in parameters:\n    dist.all_reduce(p.grad)\n    p.grad /= world\n"
-            "for p, part in zip(parameters, parts, strict=True):\n"
-            "    part.grad = my_part(p.grad, dist.get_rank(), world)",
-        ),
+        [
+            None,
+            PLAIN_SHARE
+            + """
+for p, part in zip(parameters, parts):
+    part.grad = my_part(p.grad, dist.get_rank(), world)
+""",
+            None,
+        ],
         says="by all_reduce",
     ),
     Answer(
@@ -841,12 +849,13 @@ WRONG = [
     Answer(
         4,
         "the last part is left out",
-        swap=(
-            "[filled(my_part(p, rank, world), shard_size(p.numel(), world)) for p in parameters]\n"
-            "for p, whole in zip(parameters, gather_shards(shards, world), strict=True)",
-            "[filled(my_part(p, rank, world), shard_size(p.numel(), world)) for p in parameters[:-1]]\n"
-            "for p, whole in zip(parameters[:-1], gather_shards(shards, world), strict=True)",
-        ),
+        [
+            None,
+            None,
+            WEIGHTS.replace("for p in parameters]\n", "for p in parameters[:-1]]\n").replace(
+                "zip(parameters, gather", "zip(parameters[:-1], gather"
+            ),
+        ],
         says="is not one process's",
     ),
     Answer(
@@ -1273,15 +1282,13 @@ RIGHT = [
     Answer(
         10,
         "the sum in float32, divided afterwards",
-        swap=(
-            (
-                "([p.grad.float() for p in parameters], world)\nfor master, shard in zip(masters, shards, strict=True):\n"
-                "    master.grad = shard[: len(master)]",
-                "([p.grad.to(torch.float32) for p in parameters], world)\nfor master, shard in zip(masters, shards):\n"
-                "    master.grad = shard[: master.numel()].clone()",
+        [
+            None,
+            SHARE32.replace("p.grad.float() for", "p.grad.to(torch.float32) for").replace(
+                "shard[: len(master)]", "shard[: master.numel()].clone()"
             ),
-            ("masters, strict=True", "masters"),
-        ),
+            BACK,
+        ],
     ),
     Answer(
         3,
