@@ -542,7 +542,12 @@ WRONG = [
     Answer(
         8, "alpha and beta exchanged", [None, None, EQUAL.replace("alpha / beta", "beta / alpha")], says="equal_size"
     ),
-    Answer(8, "one number for two", "return 2 * (world - 1) * nbytes / world", says="does not return 2 numbers"),
+    Answer(
+        8,
+        "one number for two",
+        ["return 2 * (world - 1) * nbytes / world", None, EQUAL],  # the solution's equal_size would crash first
+        says="does not return 2 numbers",
+    ),
     Answer(
         8,
         "as if every number of ranks were a power of two",
