@@ -487,7 +487,7 @@ WRONG = [
     Answer(
         7,
         "without its own piece",
-        swap=("held[rank].copy_(pieces[rank])\n", ""),
+        swap=("held[rank].copy_(pieces[rank])", "held[rank].zero_()"),
         says="holds afterwards is not what it should be",
     ),
     Answer(

@@ -725,7 +725,7 @@ if len(self.missing[number]) < 2:
     Answer(
         7,
         "only the first pass in sync",
-        swap=("= len(micro_batches)", "= 0"),
+        swap=("number == len(micro_batches)", "number == 1"),
         says="communicates in or after backward pass 1 of 3",
     ),
     Answer(
@@ -948,7 +948,7 @@ if len(self.missing[number]) < 2:
     Answer(
         7,
         "out of sync only in the first pass",
-        swap=("== len(micro_batches)", "> 0 or len(micro_batches) == 1"),
+        swap=("== len(micro_batches)", "> 1 or len(micro_batches) == 1"),
         says="communicates in or after backward pass",
     ),
     Answer(
