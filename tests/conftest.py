@@ -60,3 +60,12 @@ def runner():
 
     with Runner() as warm:
         yield warm
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A Slurm of two nodes on this machine."""
+    import slurm
+
+    with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running

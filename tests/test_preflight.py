@@ -26,12 +26,6 @@ dist.send = slow_send
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("course") / "course")
 

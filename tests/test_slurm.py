@@ -28,12 +28,6 @@ HERE = ["--cpus-per-task=2"]  # a node of JURECA has more
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def course(tmp_path_factory):
     made = Course(tmp_path_factory.mktemp("course") / "course")
     for lesson in (

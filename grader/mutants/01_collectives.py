@@ -3,12 +3,6 @@
 from grader.kit import Answer
 
 REDUCE = "total = torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]"
-GATHER = "return [torch.cat(inputs) for _ in inputs]"
-SCATTER = "total = torch.stack(inputs).sum(dim=0)\nreturn [chunk.clone() for chunk in total.chunk(len(inputs))]"
-
-NODE = "return divmod(rank, ranks_a_node)"
-AT = "return node * ranks_a_node + local_rank"
-LINKS = "return nodes if nodes > 1 else 0"
 
 ROUNDS = "return (world - 1).bit_length()"
 TREE = """
@@ -22,21 +16,6 @@ while have < world:
 return tensor
 """
 
-FIRST = "return (rank - 1) % world"
-REDUCING = """
-pieces = tensor.tensor_split(world)
-right, left = (rank + 1) % world, (rank - 1) % world
-for step in range(world - 1):
-    leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
-    arriving = torch.empty_like(growing)
-    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]
-    for work in works:
-        work.wait()
-    growing += arriving
-return pieces[rank]
-"""
-
-ARRIVING = "return (rank - 1 - step) % world"
 GATHERING = """
 pieces = tensor.tensor_split(world)
 right, left = (rank + 1) % world, (rank - 1) % world
@@ -120,33 +99,33 @@ SECONDS = "return cost[0] * alpha + cost[1] * beta"
 
 
 WRONG = [
-    Answer(1, "each rank keeps its own input", ["return [x.clone() for x in inputs]", None, None], says="all_reduce"),
+    Answer(1, "each rank keeps its own input", "return [x.clone() for x in inputs]", says="all_reduce"),
     Answer(
         1,
         "the mean instead of the sum",
-        ["total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]", None, None],
+        "total = torch.stack(inputs).mean(dim=0)\nreturn [total.clone() for _ in inputs]",
         says="all_reduce",
     ),
     Answer(
         1,
         "only rank 0 has the sum",
-        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] + [x.clone() for x in inputs[1:]]", GATHER, SCATTER],
+        swap=("[total.clone() for _ in inputs]", "[total] + [x.clone() for x in inputs[1:]]"),
         says="rank 1",
     ),
     Answer(
         1,
         "all ranks hold one tensor object",
-        ["total = torch.stack(inputs).sum(dim=0)\nreturn [total] * len(inputs)", GATHER, SCATTER],
+        swap=("[total.clone() for _ in inputs]", "[total] * len(inputs)"),
         says="the same memory",
     ),
     Answer(
         1,
         "gathered in the order of arrival",
-        [REDUCE, "return [torch.cat(inputs[r:] + inputs[:r]) for r in range(len(inputs))]", SCATTER],
+        swap=("(inputs) for _ in inputs", "(inputs[r:] + inputs[:r]) for r in range(len(inputs))"),
         says="all_gather",
     ),
     Answer(1, "gathered as a list", swap=("torch.cat", "list"), says="is a list, not a tensor"),
-    Answer(1, "every rank the whole sum after a reduce-scatter", [REDUCE, GATHER, REDUCE], says="reduce_scatter"),
+    Answer(1, "every rank the whole sum after a reduce-scatter", [None, None, REDUCE], says="reduce_scatter"),
     Answer(
         1,
         "scattered without the sum",
@@ -163,25 +142,22 @@ WRONG = [
     Answer(
         2,
         "node and local rank exchanged",
-        ["return rank % ranks_a_node, rank // ranks_a_node", AT, LINKS],
+        "return rank % ranks_a_node, rank // ranks_a_node",
         says="node_and_local_rank",
     ),
     Answer(
         2,
         "what the launcher says of this rank, whichever is asked for",
-        ["import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])", AT, LINKS],
+        "import os\nreturn int(os.environ['GROUP_RANK']), int(os.environ['LOCAL_RANK'])",
         says="node_and_local_rank(1",
     ),
     Answer(
-        2,
-        "the local rank as text",
-        ["return rank // ranks_a_node, str(rank % ranks_a_node)", AT, LINKS],
-        says="node_and_local_rank",
+        2, "the local rank as text", "return rank // ranks_a_node, str(rank % ranks_a_node)", says="node_and_local_rank"
     ),
     Answer(
         2,
         "ranks dealt out over the nodes in turn",
-        [NODE, "return local_rank * ranks_a_node + node", LINKS],
+        [None, "return local_rank * ranks_a_node + node", None],
         says="rank_at",
     ),
     Answer(2, "a ring of one node leaves it", swap=(" if nodes > 1 else 0", ""), says="links_between_nodes(1, 4)"),
@@ -189,11 +165,11 @@ WRONG = [
     Answer(
         2,
         "the prediction is not written",
-        [NODE, AT, 'raise NotImplementedError("TODO 2")'],
+        [None, None, 'raise NotImplementedError("TODO 2")'],
         says="a part of TODO 2 is still to be written",
     ),
     Answer(3, "rounds rounded down", swap=("math.ceil", "int"), says="tree_rounds(3)"),
-    Answer(3, "as many rounds as receivers", ["return world - 1", TREE], says="tree_rounds(4)"),
+    Answer(3, "as many rounds as receivers", "return world - 1", says="tree_rounds(4)"),
     Answer(3, "nothing is sent", [None, "return tensor"], says="receives nothing"),
     Answer(
         3,
@@ -242,20 +218,10 @@ WRONG = [
         ],
         says="takes 3 rounds",
     ),
-    Answer(3, "only for powers of two", [ROUNDS, TREE.replace(" and rank + have < world", "")]),
+    Answer(3, "only for powers of two", swap=("have and rank + have < world", "have")),
     Answer(3, "the library does it", [None, "dist.broadcast(tensor, 0)\nreturn tensor"], says="dist.broadcast"),
-    Answer(
-        3,
-        "nobody waits for what is sent",
-        [ROUNDS, TREE.replace("dist.send(", "dist.isend(")],
-        says="isend to rank 1 is still in flight",
-    ),
-    Answer(
-        3,
-        "passed on before it is there",
-        [ROUNDS, TREE.replace("dist.recv(", "dist.irecv(")],
-        says="irecv from rank 0 is still in flight",
-    ),
+    Answer(3, "nobody waits for what is sent", swap=("send", "isend"), says="isend to rank 1 is still in flight"),
+    Answer(3, "passed on before it is there", swap=("recv", "irecv"), says="irecv from rank 0 is still in flight"),
     Answer(
         3,
         "every rank receives in every round",
@@ -267,10 +233,10 @@ WRONG = [
     ),
     Answer(3, "a new tensor that nobody gets", swap=("\nreturn tensor", ""), says="tree_broadcast returns None"),
     Answer(
-        3, "a receive too many", [ROUNDS, "if rank == 0:\n    dist.recv(tensor, 1)\n" + TREE.strip()], says="deadlock"
+        3, "a receive too many", swap=("have = 1", "if rank == 0:\n    dist.recv(tensor, 1)\nhave = 1"), says="deadlock"
     ),
-    Answer(4, "predicted: its own piece first", ["return rank", REDUCING], says="first_piece(0, 2)"),
-    Answer(4, "predicted: a negative number", ["return rank - 1", REDUCING], says="first_piece(0, 2)"),
+    Answer(4, "predicted: its own piece first", "return rank", says="first_piece(0, 2)"),
+    Answer(4, "predicted: a negative number", "return rank - 1", says="first_piece(0, 2)"),
     Answer(
         4,
         "to the left",
@@ -292,23 +258,23 @@ WRONG = [
     Answer(
         5,
         "to the left",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]
-            works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]
-            for work in works:
-                work.wait()
-        return tensor""",
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]\n"
+                "    works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]",
+            ),
+        ),
         says="its left neighbour",
     ),
     Answer(
         4,
         "its own piece first",
-        [FIRST, REDUCING.replace("rank - 1 - step", "rank - step").replace("rank - 2 - step", "rank - 1 - step")],
+        swap=(
+            "[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]",
+            "[(rank - step) % world], pieces[(rank - 1 - step) % world]",
+        ),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -317,24 +283,16 @@ WRONG = [
         [None, WHOLE + "return total.tensor_split(world)[rank]"],
         says="more than one piece",
     ),
-    Answer(4, "all send first", [FIRST, REDUCING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
-    Answer(4, "even ranks send first", [None, REDUCING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
+    Answer(4, "all send first", swap=(BOTH, SEND_FIRST), says="deadlock: rank 0 waits in send"),
+    Answer(4, "even ranks send first", swap=(BOTH, EVEN_FIRST), says="takes 2 rounds"),
+    Answer(4, "nobody waits for what is sent", swap=(BOTH, SEND_NOT_WAITED), says="isend to rank 1 is still in flight"),
     Answer(
-        4,
-        "nobody waits for what is sent",
-        [FIRST, REDUCING.replace(BOTH, SEND_NOT_WAITED)],
-        says="isend to rank 1 is still in flight",
-    ),
-    Answer(
-        4,
-        "nobody waits for what arrives",
-        [FIRST, REDUCING.replace(BOTH, RECEIVE_NOT_WAITED)],
-        says="irecv from rank 1 is still in flight",
+        4, "nobody waits for what arrives", swap=(BOTH, RECEIVE_NOT_WAITED), says="irecv from rank 1 is still in flight"
     ),
     Answer(
         4,
         "added before it is there",
-        [None, REDUCING.replace(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT)],
+        swap=(WAIT + "    growing += arriving\n", "    growing += arriving\n" + WAIT),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -374,17 +332,12 @@ WRONG = [
     Answer(
         4,
         "the pieces are overwritten",
-        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(arriving)")],
+        swap=("growing += arriving", "growing.copy_(arriving)"),
         says="holds afterwards is not what it should be",
     ),
-    Answer(
-        5,
-        "predicted: the other way round",
-        ["return (rank + 1 + step) % world", GATHERING],
-        says="arriving_piece(0, 0, 3)",
-    ),
-    Answer(5, "predicted: what is sent", ["return (rank - step) % world", GATHERING], says="arriving_piece(0, 0, 2)"),
-    Answer(5, "always its own piece", [ARRIVING, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
+    Answer(5, "predicted: the other way round", "return (rank + 1 + step) % world", says="arriving_piece(0, 0, 3)"),
+    Answer(5, "predicted: what is sent", "return (rank - step) % world", says="arriving_piece(0, 0, 2)"),
+    Answer(5, "always its own piece", [None, GATHERING.replace("pieces[(rank - step) % world]", "pieces[rank]")]),
     Answer(5, "all send first", [None, GATHERING.replace(BOTH, SEND_FIRST)], says="deadlock: rank 0 waits in send"),
     Answer(5, "even ranks send first", [None, GATHERING.replace(BOTH, EVEN_FIRST)], says="takes 2 rounds"),
     Answer(
@@ -396,7 +349,7 @@ WRONG = [
     Answer(
         5,
         "only the last round is waited for",
-        [None, GATHERING.replace(WAIT, "").replace("return tensor", WAIT_AT_THE_END)],
+        swap=("    for work in works:\n        work.wait()", "for work in works:\n    work.wait()"),
         says="in flight",
     ),
     Answer(
@@ -415,12 +368,15 @@ WRONG = [
     Answer(
         5,
         "what arrives is added",
-        [
-            ARRIVING,
-            GATHERING.replace("leaving, arriving =", "leaving, growing =").replace(
-                BOTH, "    arriving = torch.empty_like(growing)\n" + BOTH + "    growing += arriving\n"
+        swap=(
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, growing = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    arriving = torch.empty_like(growing)\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
             ),
-        ],
+            ("work.wait()", "work.wait()\n    growing += arriving"),
+        ),
         says="holds afterwards is nan",
     ),
     Answer(
@@ -439,20 +395,10 @@ WRONG = [
         ],
         says="its left neighbour",
     ),
-    Answer(
-        5,
-        "a round too few",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world - 2)")],
-        says="receives nothing",
-    ),
-    Answer(
-        5,
-        "a round too many",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(world)")],
-        says="sends 2 messages",
-    ),
-    Answer(6, "predicted: one half of it", ["return (world - 1) / world * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
-    Answer(6, "predicted: whole tensors", ["return 2 * (world - 1) * nbytes", ALL], says="all_reduce_bytes(2, 2)"),
+    Answer(5, "a round too few", swap=("world - 1", "world - 2"), says="receives nothing"),
+    Answer(5, "a round too many", swap=("world - 1", "world"), says="sends 2 messages"),
+    Answer(6, "predicted: one half of it", "return (world - 1) / world * nbytes", says="all_reduce_bytes(2, 2)"),
+    Answer(6, "predicted: whole tensors", swap=("nbytes / world", "nbytes"), says="all_reduce_bytes(2, 2)"),
     Answer(
         6,
         "the finished piece is not there",
@@ -502,18 +448,15 @@ WRONG = [
         ],
         says="more than one piece",
     ),
-    Answer(7, "predicted: its own piece as well", ["return nbytes", EXCHANGE], says="all_to_all_bytes(1, 1)"),
-    Answer(7, "predicted: all of it to all", ["return (world - 1) * nbytes", EXCHANGE], says="all_to_all_bytes(2, 2)"),
+    Answer(7, "predicted: its own piece as well", "return nbytes", says="all_to_all_bytes(1, 1)"),
+    Answer(7, "predicted: all of it to all", swap=("nbytes / world", "nbytes"), says="all_to_all_bytes(2, 2)"),
     Answer(
         7,
         "all send first",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace(
-                "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
-                "dist.send(pieces[to], to)\n    dist.recv(held[source], source)",
-            ),
-        ],
+        swap=(
+            "works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]",
+            "dist.send(pieces[to], to)\n    dist.recv(held[source], source)",
+        ),
         says="deadlock: rank 0 waits in send",
     ),
     Answer(
@@ -538,16 +481,13 @@ WRONG = [
     Answer(
         7,
         "in the order of the steps",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace("torch.cat(held)", "torch.cat([held[(rank - step) % world] for step in range(world)])"),
-        ],
+        swap=("(held)", "([held[(rank - step) % world] for step in range(world)])"),
         says="holds afterwards is not what it should be",
     ),
     Answer(
         7,
         "without its own piece",
-        [EXCHANGE_BYTES, EXCHANGE.replace("held[rank].copy_(pieces[rank])\n", "")],
+        swap=("held[rank].copy_(pieces[rank])", "held[rank].zero_()"),
         says="holds afterwards is not what it should be",
     ),
     Answer(
@@ -567,18 +507,8 @@ WRONG = [
         ],
         says="more than one piece",
     ),
-    Answer(
-        7,
-        "only the last pair is waited for",
-        [EXCHANGE_BYTES, EXCHANGE.replace("works += [", "works = [")],
-        says="in flight",
-    ),
-    Answer(
-        7,
-        "its own piece as a message",
-        [EXCHANGE_BYTES, EXCHANGE.replace("range(1, world)", "range(world)")],
-        says="to itself",
-    ),
+    Answer(7, "only the last pair is waited for", swap=("works +=", "works ="), says="in flight"),
+    Answer(7, "its own piece as a message", swap=("1, world", "world"), says="to itself"),
     Answer(
         7,
         "the library does it",
@@ -591,20 +521,10 @@ WRONG = [
         ],
         says="dist.all_gather",
     ),
+    Answer(8, "as many rounds as ranks", "return 2 * world, 2 * (world - 1) * nbytes / world", says="ring_cost"),
+    Answer(8, "a ring of whole tensors", "return 2 * (world - 1), 2 * (world - 1) * nbytes", says="ring_cost"),
     Answer(
-        8,
-        "as many rounds as ranks",
-        ["return 2 * world, 2 * (world - 1) * nbytes / world", None, None],
-        says="ring_cost",
-    ),
-    Answer(
-        8, "a ring of whole tensors", ["return 2 * (world - 1), 2 * (world - 1) * nbytes", None, None], says="ring_cost"
-    ),
-    Answer(
-        8,
-        "the messages of all ranks",
-        ["return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", None, None],
-        says="ring_cost",
+        8, "the messages of all ranks", "return 2 * (world - 1) * world, 2 * (world - 1) * nbytes", says="ring_cost"
     ),
     Answer(
         8,
@@ -625,7 +545,7 @@ WRONG = [
     Answer(
         8,
         "one number for two",
-        ["return 2 * (world - 1) * nbytes / world", None, EQUAL],
+        ["return 2 * (world - 1) * nbytes / world", None, EQUAL],  # the solution's equal_size would crash first
         says="does not return 2 numbers",
     ),
     Answer(
@@ -644,35 +564,32 @@ WRONG = [
     Answer(
         9,
         "through the first and the last point",
-        ["beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta", None],
+        "beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])\nreturn seconds[0] - beta * sizes[0], beta",
         says="fit(",
     ),
     Answer(
         9,
         "through 0",
-        ["beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta", None],
+        "beta = sum(x * y for x, y in zip(sizes, seconds)) / sum(x * x for x in sizes)\nreturn 0.0, beta",
         says="fit(",
     ),
-    Answer(9, "beta and alpha", [FIT.replace("return alpha, beta", "return beta, alpha"), None], says="fit("),
+    Answer(9, "beta and alpha", FIT.replace("return alpha, beta", "return beta, alpha"), says="fit("),
     Answer(
         9,
         "in float32",
-        [
-            """
+        """
         line = torch.stack([torch.ones(len(sizes)), torch.tensor(sizes, dtype=torch.float32)], dim=1)
         return tuple(torch.linalg.lstsq(line, torch.tensor(seconds, dtype=torch.float32)).solution.tolist())""",
-            None,
-        ],
         says="fit(",
     ),
     Answer(
         9,
         "the mean of seconds per byte",
-        ["rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)", None],
+        "rates = [y / x for x, y in zip(sizes, seconds) if x]\nreturn seconds[0], sum(rates) / len(rates)",
         says="fit(",
     ),
-    Answer(9, "one latency for all rounds", [FIT, "return alpha + cost[1] * beta"], says="predicted_seconds"),
-    Answer(9, "all bytes in each round", [FIT, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
+    Answer(9, "one latency for all rounds", [None, "return alpha + cost[1] * beta"], says="predicted_seconds"),
+    Answer(9, "all bytes in each round", [None, "return cost[0] * (alpha + cost[1] * beta)"], says="predicted_seconds"),
     Answer(
         1,
         "chunks of two numbers",
@@ -682,26 +599,28 @@ WRONG = [
     Answer(
         1,
         "added up in float32",
-        [
-            "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
-            None,
-            None,
-        ],
+        "total = torch.zeros(len(inputs[0]))\nfor x in inputs:\n    total += x\nreturn [total.clone() for _ in inputs]",
         says="all_reduce",
     ),
     Answer(1, "only ranks 0 to 2", swap=("torch.cat(inputs", "torch.cat(inputs[:3]"), says="all_gather"),
     Answer(2, "nodes of two, backwards", swap=("node * ranks_a_node", "2 * node"), says="rank_at"),
-    Answer(2, "the way there and back", [NODE, AT, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
+    Answer(2, "the way there and back", [None, None, "return 2 * (nodes - 1)"], says="links_between_nodes(5, 3)"),
     Answer(
         3,
         "for four ranks at most",
-        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2):").replace("    have *= 2\n", "")],
+        swap=(
+            ("have = 1  # the number of ranks that have it\nwhile have < world", "for have in (1, 2)"),
+            ("    have *= 2\n", ""),
+        ),
         says="on 5 ranks: rank 4 receives nothing",
     ),
     Answer(
         3,
         "for eight ranks at most",
-        [None, TREE.replace("have = 1\nwhile have < world:", "for have in (1, 2, 4):").replace("    have *= 2\n", "")],
+        swap=(
+            ("have = 1  # the number of ranks that have it\nwhile have < world", "for have in (1, 2, 4)"),
+            ("    have *= 2\n", ""),
+        ),
         says="on 9 ranks",
     ),
     Answer(
@@ -725,39 +644,29 @@ WRONG = [
     Answer(
         4,
         "received as float32",
-        [FIRST, REDUCING.replace("torch.empty_like(growing)", "torch.empty(len(growing))")],
+        swap=("empty_like(growing)", "empty(len(growing))"),
         says="a message and its receiver differ",
     ),
     Answer(
         4,
         "added up in float32",
-        [FIRST, REDUCING.replace("growing += arriving", "growing.copy_(growing.float() + arriving.float())")],
+        swap=("growing += arriving", "growing.copy_(growing.float() + arriving.float())"),
         says="the first six digits agree, as if it had been float32 on the way",
     ),
     Answer(4, "returned as float32", swap=("rank]", "rank].float()"), says="in float64"),
     Answer(
         4,
         "a barrier in place of the waits",
-        [FIRST, REDUCING.replace(WAIT, "    dist.barrier()\n")],
+        swap=("for work in works:\n        work.wait", "dist.barrier"),
         says="no wait follows it",
     ),
     Answer(
         5,
         "the result in float32",
-        [
-            ARRIVING,
-            GATHERING.replace(
-                "pieces = tensor.tensor_split(world)", "tensor = tensor.float()\npieces = tensor.tensor_split(world)"
-            ),
-        ],
+        swap=("pieces = tensor.tensor_split(world)", "tensor = tensor.float()\npieces = tensor.tensor_split(world)"),
         says="in float64",
     ),
-    Answer(
-        5,
-        "for three rounds at most",
-        [ARRIVING, GATHERING.replace("range(world - 1)", "range(min(3, world - 1))")],
-        says="on 7 ranks",
-    ),
+    Answer(5, "for three rounds at most", swap=("world - 1", "min(3, world - 1)"), says="on 7 ranks"),
     Answer(
         6,
         "the mean",
@@ -803,13 +712,13 @@ WRONG = [
     Answer(
         8,
         "a level too many at powers of two",
-        [RING_COST, "rounds = 2 * (int(math.log2(world)) + 1)\nreturn rounds, rounds * nbytes", EQUAL],
+        swap=("math.ceil(math.log2(world))", "(int(math.log2(world)) + 1)"),
         says="tree_cost(2",
     ),
     Answer(
         9,
         "a parabola",
-        ["import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta", None],
+        "import numpy\n_, beta, alpha = numpy.polyfit(sizes, seconds, 2)\nreturn alpha, beta",
         says="fit(",
     ),
     Answer(
@@ -842,19 +751,14 @@ WRONG = [
     Answer(
         4,
         "sends that nobody waits for",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, growing = pieces[(rank - 1 - step) % world], pieces[(rank - 2 - step) % world]
-            arriving = torch.empty_like(growing)
-            dist.isend(leaving, (rank + 1) % world)
-            dist.recv(arriving, (rank - 1) % world)
-            growing += arriving
-        return pieces[rank]
-        """,
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(leaving, right), dist.irecv(arriving, left)]\n    for work in works:\n"
+                "        work.wait()",
+                "dist.isend(leaving, (rank + 1) % world)\n    dist.recv(arriving, (rank - 1) % world)",
+            ),
+        ),
     ),
     Answer(
         6,
@@ -864,21 +768,17 @@ WRONG = [
     Answer(
         7,
         "partners by exclusive or, which is for powers of two",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        held = [torch.zeros_like(pieces[rank]) for _ in range(world)]
-        held[rank].copy_(pieces[rank])
-        for step in range(1, world):
-            other = rank ^ step
-            if other < world:
-                works = [dist.isend(pieces[other], other), dist.irecv(held[other], other)]
-                for work in works:
-                    work.wait()
-        return torch.cat(held)
-        """,
-        ],
+        swap=(
+            ("works = []\n", ""),
+            (
+                "to, source = (rank + step) % world, (rank - step) % world\n"
+                "    works += [dist.isend(pieces[to], to), dist.irecv(held[source], source)]\nfor work in works:\n"
+                "    work",
+                "other = rank ^ step\n    if other < world:\n"
+                "        works = [dist.isend(pieces[other], other), dist.irecv(held[other], other)]\n"
+                "        for work in works:\n            work",
+            ),
+        ),
     ),
     Answer(
         8,
@@ -911,16 +811,12 @@ WRONG = [
     Answer(
         1,
         "what is reduced is put into the inputs",
-        [
-            """
+        """
         total = sum(inputs[1:], inputs[0].clone())
         for tensor in inputs:
             tensor.copy_(total)
         return [tensor.clone() for tensor in inputs]
         """,
-            None,
-            None,
-        ],
         says="which it is given, is written into",
     ),
     Answer(
@@ -932,19 +828,15 @@ WRONG = [
     Answer(
         5,
         "joined from what has arrived, of which one rank has nothing",
-        [
-            None,
-            """
-        pieces = tensor.tensor_split(world)
-        for step in range(world - 1):
-            leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]
-            works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]
-            for work in works:
-                work.wait()
-            whole = torch.cat(pieces)
-        return whole
-        """,
-        ],
+        swap=(
+            ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
+            (
+                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]",
+            ),
+            ("return tensor", "    whole = torch.cat(pieces)\nreturn whole"),
+        ),
         says="whole",
     ),
     Answer(
@@ -985,11 +877,7 @@ RIGHT = [
             ),
         ],
     ),
-    Answer(
-        1,
-        "one from the others",
-        ["pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]", None, None],
-    ),
+    Answer(1, "one from the others", "pieces = reduce_scatter(inputs)\nreturn [torch.cat(pieces) for _ in inputs]"),
     Answer(
         1,
         "chunks that are views of different places, not copied by contiguous()",
@@ -1030,7 +918,7 @@ RIGHT = [
         return tensor""",
         ],
     ),
-    Answer(4, "in batches", [FIRST, REDUCING.replace(BOTH, BATCH)]),
+    Answer(4, "in batches", swap=(BOTH, BATCH)),
     Answer(
         4,
         "the receive called first",
@@ -1155,12 +1043,11 @@ RIGHT = [
     Answer(
         4,
         "one buffer for all rounds, and a copy at the end",
-        [
-            None,
-            REDUCING.replace("for step", "room = torch.empty_like(pieces[0])\nfor step")
-            .replace("torch.empty_like(growing)", "room[: len(growing)]")
-            .replace("return pieces[rank]", "return pieces[rank].clone()"),
-        ],
+        swap=(
+            ("for step in range(world - 1):", "room = torch.empty_like(pieces[0])\nfor step in range(world - 1):"),
+            ("torch.empty_like(growing)", "room[: len(growing)]"),
+            ("[rank]", "[rank].clone()"),
+        ),
     ),
     Answer(
         5,
@@ -1173,28 +1060,25 @@ RIGHT = [
     Answer(
         7,
         "in pairs by exclusive or",
-        [
-            EXCHANGE_BYTES,
-            EXCHANGE.replace("range(1, world)", "range(1, 1 << (world - 1).bit_length())").replace(
-                "    to, source = (rank + step) % world, (rank - step) % world\n    works +=",
-                "    to = source = rank ^ step\n    if to < world:\n        works +=",
+        swap=(
+            ("* nbytes / world", "/ world * nbytes"),
+            ("empty_like", "zeros_like"),
+            (
+                "(1, world):\n    to, source = (rank + step) % world, (rank - step) % world\n    works",
+                "(1, 1 << (world - 1).bit_length()):\n    to = source = rank ^ step\n    if to < world:\n        works",
             ),
-        ],
+        ),
     ),
     Answer(8, "by the logarithm, rounded up", [RING_COST, None, EQUAL]),
     Answer(
         1,
         "running sums",
-        [
-            """
+        """
         total = inputs[0].clone()
         for other in inputs[1:]:
             total += other
         return [total.clone() for _ in inputs]
         """,
-            None,
-            None,
-        ],
     ),
     Answer(
         3,

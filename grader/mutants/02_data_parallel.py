@@ -2,9 +2,6 @@
 
 from grader.kit import Answer
 
-WHOLE = "return sum(g * n for g, n in zip(gradients, samples)) / sum(samples)"
-BYTES = "return 8 * parameters * (world - 1) / world"
-
 STATE = """
 for tensor in (*model.parameters(), *model.buffers()):
     dist.broadcast(tensor.detach(), src=0)
@@ -39,16 +36,6 @@ for p in model.parameters():
 return finish
 """
 
-FILL = """
-buckets, room = [], 0
-for index in reversed(range(len(sizes))):
-    if not buckets or sizes[index] > room:
-        buckets.append([])
-        room = cap
-    buckets[-1].append(index)
-    room -= sizes[index]
-return buckets
-"""
 
 # Another way to write TODO 6: vectors are joined when a bucket is full.
 INIT = """
@@ -114,6 +101,16 @@ def replaced(body: str, *pairs: tuple[str, str]) -> str:
     return body
 
 
+def joined(*pairs: tuple[str, str]) -> list[str]:
+    """The other way to write TODO 6, with another text in some places."""
+    bodies = [INIT, TAKE, FINISH]
+    for old, new in pairs:
+        if not any(old in body for body in bodies):
+            raise ValueError(f"{old!r} is not there")
+        bodies = [body.replace(old, new) for body in bodies]
+    return bodies
+
+
 WRONG = [
     Answer(
         5,
@@ -121,52 +118,49 @@ WRONG = [
         swap=("    if not buckets", "    if not sizes[index]:\n        continue\n    if not buckets"),
         says="does not have each parameter in one bucket",
     ),
-    Answer(1, "the mean of means", ["return torch.stack(gradients).mean(dim=0)", BYTES], says="[3, 1]"),
+    Answer(1, "the mean of means", "return torch.stack(gradients).mean(dim=0)", says="[3, 1]"),
     Answer(
         1,
         "adds into the first, if that is of one sample",
-        [
-            """
+        """
             total = gradients[0] if samples[0] == 1 else gradients[0] * samples[0]
             for gradient, count in zip(gradients[1:], samples[1:]):
                 total += gradient * count
             return total / sum(samples)""",
-            None,
-        ],
         says="gradients",
     ),
     Answer(
         1,
         "the sum",
-        ["return sum(g * n for g, n in zip(gradients, samples))", BYTES],
+        "return sum(g * n for g, n in zip(gradients, samples))",
         says="is 10 times the gradient of the mean over all samples",
     ),
     Answer(
         1,
         "divided by the ranks",
-        ["return sum(g * n for g, n in zip(gradients, samples)) / len(samples)", BYTES],
+        "return sum(g * n for g, n in zip(gradients, samples)) / len(samples)",
         says="is 5 times the gradient",
     ),
     Answer(
         1,
         "the largest share decides",
-        ["return gradients[samples.index(max(samples))]", BYTES],
+        "return gradients[samples.index(max(samples))]",
         says="is not the gradient of the mean over all samples",
     ),
     Answer(
         1,
         "only ranks with samples count, but alike",
-        ["return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)", BYTES],
+        "return torch.stack([g for g, n in zip(gradients, samples) if n]).mean(dim=0)",
         says="[3, 1]",
     ),
-    Answer(1, "whole gradients to all", [WHOLE, "return 4 * parameters * (world - 1)"], says="step_bytes"),
-    Answer(1, "one half of the ring", [WHOLE, "return 4 * parameters * (world - 1) / world"], says="step_bytes"),
-    Answer(1, "numbers, not bytes", [WHOLE, "return 2 * parameters * (world - 1) / world"], says="step_bytes"),
-    Answer(1, "the same for any number of ranks", [WHOLE, "return 8 * parameters"], says="step_bytes(1000, 1)"),
+    Answer(1, "whole gradients to all", [None, "return 4 * parameters * (world - 1)"], says="step_bytes"),
+    Answer(1, "one half of the ring", [None, "return 4 * parameters * (world - 1) / world"], says="step_bytes"),
+    Answer(1, "numbers, not bytes", [None, "return 2 * parameters * (world - 1) / world"], says="step_bytes"),
+    Answer(1, "the same for any number of ranks", [None, "return 8 * parameters"], says="step_bytes(1000, 1)"),
     Answer(
         1,
         "the bytes are not written",
-        [WHOLE, 'raise NotImplementedError("TODO 1")'],
+        [None, 'raise NotImplementedError("TODO 1")'],
         says="a part of TODO 1 is still to be written",
     ),
     Answer(2, "nothing", "pass", says="on rank 1, a parameter, is not rank 0's"),
@@ -182,34 +176,34 @@ WRONG = [
     Answer(
         2,
         "what is trained",
-        replaced(STATE, ("*model.parameters()", "*(p for p in model.parameters() if p.requires_grad)")),
+        swap=("model.parameters()", "(p for p in model.parameters() if p.requires_grad)"),
         says="which is frozen",
     ),
     Answer(
         2,
         "floating-point numbers only",
-        replaced(STATE, ("    dist", "    if tensor.is_floating_point():\n        dist")),
+        swap=("dist", "if tensor.is_floating_point():\n        dist"),
         says="num_batches_tracked",
     ),
     Answer(
         2,
         "a tied one twice",
-        replaced(STATE, ("model.parameters()", "dict(model.named_parameters(remove_duplicate=False)).values()")),
+        swap=("model.parameters", "dict(model.named_parameters(remove_duplicate=False)).values"),
         says="is each tensor broadcast once",
     ),
     Answer(
         2,
         "the mean of all ranks",
-        """
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.all_reduce(tensor.detach())
-            tensor.detach().copy_(tensor.detach() / dist.get_world_size())""",
+        swap=(
+            "broadcast(tensor.detach(), src=0)",
+            "all_reduce(tensor.detach())\n    tensor.detach().copy_(tensor.detach() / dist.get_world_size())",
+        ),
         says="on rank 0, a parameter, is not rank 0's",
     ),
     Answer(
         2,
         "of the last rank",
-        replaced(STATE, ("src=0", "src=dist.get_world_size() - 1")),
+        swap=("src=0", "src=dist.get_world_size() - 1"),
         says="on rank 0, a parameter, is not rank 0's",
     ),
     Answer(2, "each from itself", swap=("src=0", "src=dist.get_rank()"), says="different roots"),
@@ -259,17 +253,17 @@ WRONG = [
     Answer(
         3,
         "ReduceOp.AVG, and divided",
-        replaced(NAIVE, ("(p.grad)", "(p.grad, op=dist.ReduceOp.AVG)")),
+        swap=("(parameter.grad)", "(parameter.grad, op=dist.ReduceOp.AVG)"),
         says="divided once too often",
     ),
     Answer(
         3,
         "only what has a gradient",
-        """
-        for p in model.parameters():
-            if p.grad is not None:
-                dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()""",
+        swap=(
+            "requires_grad:\n        if parameter.grad is None:\n"
+            "            parameter.grad = torch.zeros_like(parameter)",
+            "grad is not None:",
+        ),
     ),
     Answer(
         3,
@@ -298,54 +292,42 @@ WRONG = [
     Answer(
         3,
         "the parameters are averaged",
-        replaced(
-            NAIVE,
-            ("dist.all_reduce(p.grad)\n        p.grad /= world", "dist.all_reduce(p.data)\n        p.data /= world"),
-        ),
+        swap=("(parameter.grad)\n        parameter.grad", "(parameter.data)\n        parameter.data"),
         says="is not one process's",
     ),
     Answer(
         3,
         "a tied one twice",
-        replaced(NAIVE, ("for p in model.parameters()", "for _, p in model.named_parameters(remove_duplicate=False)")),
+        swap=("parameter in model.parameters()", "_, parameter in model.named_parameters(remove_duplicate=False)"),
         says="makes 10 calls",
     ),
     Answer(
         3,
         "a frozen one that has a gradient from before",
-        replaced(NAIVE, ("if p.requires_grad:", "if p.requires_grad or p.grad is not None:")),
+        swap=("requires_grad", "requires_grad or parameter.grad is not None"),
         says="makes 10 calls",
     ),
     Answer(
-        3,
-        "the frozen ones as well",
-        replaced(NAIVE, ("if p.requires_grad:", "if True:")),
-        says="the frozen layer has a gradient",
+        3, "the frozen ones as well", swap=("parameter.requires_grad", "True"), says="the frozen layer has a gradient"
     ),
     Answer(
         3,
         "all gathered, then averaged",
-        replaced(
-            NAIVE,
-            (
-                "dist.all_reduce(p.grad)\n        p.grad /= world",
-                """held = [torch.empty_like(p.grad) for _ in range(world)]
-        dist.all_gather(held, p.grad)
-        p.grad = torch.stack(held).mean(dim=0)""",
-            ),
+        swap=(
+            "dist.all_reduce(parameter.grad)\n        parameter.grad /= dist.get_world_size()",
+            "held = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]\n"
+            "        dist.all_gather(held, parameter.grad)\n        parameter.grad = torch.stack(held).mean(dim=0)",
         ),
         says="bytes through the ring",
     ),
     Answer(
         3,
         "reduced to rank 0, then broadcast",
-        replaced(
-            NAIVE,
+        swap=(
+            ("all_reduce(parameter.grad)", "reduce(parameter.grad, 0)"),
             (
-                "dist.all_reduce(p.grad)\n        p.grad /= world",
-                """dist.reduce(p.grad, 0)
-        p.grad /= world
-        dist.broadcast(p.grad, 0)""",
+                "parameter.grad /= dist.get_world_size()",
+                "parameter.grad /= dist.get_world_size()\n        dist.broadcast(parameter.grad, 0)",
             ),
         ),
         says="makes 18 calls",
@@ -361,52 +343,46 @@ WRONG = [
     Answer(
         3,
         "nobody waits",
-        replaced(NAIVE, ("all_reduce(p.grad)", "all_reduce(p.grad, async_op=True)")),
+        swap=("(parameter.grad)", "(parameter.grad, async_op=True)"),
         says="never waits for its all_reduce",
     ),
     Answer(
         3,
         "divided while it is under way",
-        replaced(
-            NAIVE,
-            (
-                "dist.all_reduce(p.grad)\n        p.grad /= world",
-                "work = dist.all_reduce(p.grad, async_op=True)\n        p.grad /= world\n        work.wait()",
-            ),
+        swap=(
+            ("dist.all_reduce(parameter.grad)", "work = dist.all_reduce(parameter.grad, async_op=True)"),
+            ("parameter.grad /= dist.get_world_size()", "parameter.grad /= dist.get_world_size()\n        work.wait()"),
         ),
         says="before that is over",
     ),
     Answer(
         3,
         "rank 1 in another order",
-        replaced(
-            NAIVE,
-            (
-                "for p in model.parameters()",
-                "for p in (list(model.parameters()) if dist.get_rank() else reversed(list(model.parameters())))",
-            ),
+        swap=(
+            "model.parameters()",
+            "(list(model.parameters()) if dist.get_rank() else reversed(list(model.parameters())))",
         ),
     ),
     Answer(
         4,
         "predicted: one after the other, from the end of the last",
-        ["return ready[-1] + sum(seconds)", HOOKS],
+        "return ready[-1] + sum(seconds)",
         says="communication_ends",
     ),
     Answer(
         4,
         "predicted: all at the same time",
-        ["return max(r + s for r, s in zip(ready, seconds))", HOOKS],
+        "return max(r + s for r, s in zip(ready, seconds))",
         says="communication_ends",
     ),
     Answer(
-        4, "after the backward pass", [ENDS, "return lambda: average_gradients(model)"], says="does not begin before"
+        4, "after the backward pass", [None, "return lambda: average_gradients(model)"], says="does not begin before"
     ),
     Answer(
         4,
         "hooks that wait",
         [
-            ENDS,
+            None,
             """
         def average(p):
             dist.all_reduce(p.grad)
@@ -423,7 +399,7 @@ WRONG = [
         4,
         "a tensor hook, which sees one pass only",
         [
-            ENDS,
+            None,
             """
         started = []
 
@@ -447,44 +423,28 @@ WRONG = [
     Answer(
         4,
         "a tensor hook, and the gradient that it does not see yet",
-        [
-            ENDS,
-            replaced(
-                HOOKS, ("p.register_post_accumulate_grad_hook(start)", "p.register_hook(lambda grad, p=p: start(p))")
-            ),
-        ],
+        swap=(
+            "register_post_accumulate_grad_hook(start)",
+            "register_hook(lambda grad, parameter=parameter: start(parameter))",
+        ),
     ),
-    Answer(
-        4, "nobody waits", [ENDS, replaced(HOOKS, ("        work.wait()\n", ""))], says="never waits for its all_reduce"
-    ),
+    Answer(4, "nobody waits", swap=("        work.wait()\n", ""), says="never waits for its all_reduce"),
     Answer(
         4,
         "only the last one is waited for",
-        [
-            ENDS,
-            replaced(
-                HOOKS, ("        work.wait()\n", ""), ("def finish():\n", "def finish():\n    started[-1][0].wait()\n")
-            ),
-        ],
+        swap=(
+            ("def finish() -> None:", "def finish() -> None:\n    started[-1][0].wait()"),
+            ("        work.wait()\n", ""),
+        ),
         says="never waits",
     ),
-    Answer(
-        4,
-        "what was waited for is kept",
-        [ENDS, replaced(HOOKS, ("    started.clear()\n", ""))],
-        says="in a second pass",
-    ),
-    Answer(
-        4,
-        "the sum",
-        [ENDS, replaced(HOOKS, ("        p.grad /= dist.get_world_size()\n", ""))],
-        says="summed over the ranks",
-    ),
+    Answer(4, "what was waited for is kept", swap=("    started.clear()\n", ""), says="in a second pass"),
+    Answer(4, "the sum", swap=("        parameter.grad /= dist.get_world_size()\n", ""), says="summed over the ranks"),
     Answer(
         4,
         "divided while it is under way",
         [
-            ENDS,
+            None,
             replaced(
                 HOOKS,
                 (
@@ -498,84 +458,54 @@ WRONG = [
     Answer(
         4,
         "divided right after the start",
-        [
-            ENDS,
-            replaced(
-                HOOKS,
-                ("        p.grad /= dist.get_world_size()\n", ""),
-                ("async_op=True), p))\n", "async_op=True), p))\n    p.grad /= dist.get_world_size()\n"),
-            ),
-        ],
+        swap=(
+            ("def finish() -> None:", "    parameter.grad /= dist.get_world_size()\ndef finish() -> None:"),
+            ("        parameter.grad /= dist.get_world_size()\n", ""),
+        ),
         says="before that is over",
     ),
-    Answer(
-        4,
-        "the parameter instead of its gradient",
-        [ENDS, replaced(HOOKS, ("all_reduce(p.grad, ", "all_reduce(p.detach(), "))],
-    ),
+    Answer(4, "the parameter instead of its gradient", swap=("grad,", "detach(),")),
     Answer(
         4,
         "hooks on frozen parameters",
-        [ENDS, replaced(HOOKS, ("    if p.requires_grad:\n        p.reg", "    p.reg"))],
+        swap=("if parameter.requires_grad:\n        parameter", "parameter"),
         says="hook",
     ),
     Answer(
         4,
         "each one when the next is ready",
-        [
-            ENDS,
-            replaced(
-                HOOKS,
-                (
-                    "    started.append((dist.all_reduce(p.grad, async_op=True), p))",
-                    """    waiting.append(p)
-    if len(waiting) > 1:
-        begin(waiting.pop(0))
-
-def begin(p):
-    started.append((dist.all_reduce(p.grad, async_op=True), p))""",
-                ),
-                ("started = []", "started, waiting = [], []"),
-                ("def finish():\n", "def finish():\n    begin(waiting.pop(0))\n"),
+        swap=(
+            ("started =", "started, waiting = [],"),
+            (
+                "def start(parameter: nn.Parameter) -> None:",
+                "def start(parameter: nn.Parameter) -> None:\n    waiting.append(parameter)\n    if len(waiting) > 1:\n"
+                "        begin(waiting.pop(0))\ndef begin(parameter):",
             ),
-        ],
+            ("def finish() -> None:", "def finish() -> None:\n    begin(waiting.pop(0))"),
+        ),
         says="does not begin before the gradient of",
     ),
     Answer(
         4,
         "all when the first parameter is ready",
-        [
-            ENDS,
-            replaced(
-                HOOKS,
-                (
-                    "    started.append((dist.all_reduce(p.grad, async_op=True), p))",
-                    (
-                        "    for q in model.parameters():\n        if q.requires_grad:\n           "
-                        " started.append((dist.all_reduce(q.grad, async_op=True), q))"
-                    ),
-                ),
-                (
-                    "for p in model.parameters():\n    if p.requires_grad:\n        p.reg",
-                    "for p in list(model.parameters())[:1]:\n    if p.requires_grad:\n        p.reg",
-                ),
+        swap=(
+            (
+                "started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))",
+                "for q in model.parameters():\n        if q.requires_grad:\n"
+                "            started.append((dist.all_reduce(q.grad, async_op=True), q))",
             ),
-        ],
+            ("parameter in model.parameters()", "parameter in list(model.parameters())[:1]"),
+        ),
         says="does not begin before the gradient of",
     ),
-    Answer(4, "nothing", [ENDS, "return lambda: None"], says="is not one process's"),
+    Answer(4, "nothing", [None, "return lambda: None"], says="is not one process's"),
     Answer(
         5,
         "from the first to the last",
-        replaced(FILL, ("reversed(range(len(sizes)))", "range(len(sizes))")),
+        swap=("reversed(range(len(sizes)))", "range(len(sizes))"),
         says="from the last parameter to the first",
     ),
-    Answer(
-        5,
-        "closed when the cap is passed",
-        replaced(FILL, ("sizes[index] > room", "room <= 0")),
-        says="into a bucket for",
-    ),
+    Answer(5, "closed when the cap is passed", swap=("sizes[index] > room", "room <= 0"), says="into a bucket for"),
     Answer(5, "one for all", "return [list(reversed(range(len(sizes))))]", says="into a bucket for"),
     Answer(5, "one for each", "return [[index] for index in reversed(range(len(sizes)))]", says="would do"),
     Answer(
@@ -587,13 +517,16 @@ def begin(p):
     Answer(
         5,
         "what is too large is left out",
-        replaced(FILL, ("    if not", "    if sizes[index] > cap:\n        continue\n    if not")),
+        swap=(
+            "if not buckets or sizes[index] > room:",
+            "if sizes[index] > cap:\n        continue\n    if not buckets or sizes[index] > room:",
+        ),
         says="each parameter in one bucket",
     ),
     Answer(
         5, "one that is empty", swap=(": list[list[int]] = []\nroom = 0", ", room = [[]], cap"), says="an empty bucket"
     ),
-    Answer(5, "never quite full", replaced(FILL, ("> room", ">= room")), says="would do"),
+    Answer(5, "never quite full", swap=("> room", ">= room"), says="would do"),
     Answer(
         5,
         "wherever there is room",
@@ -609,22 +542,17 @@ def begin(p):
         return buckets""",
         says="from the last parameter to the first",
     ),
-    Answer(
-        5,
-        "sizes instead of indices",
-        replaced(FILL, ("append(index)", "append(sizes[index])")),
-        says="each parameter in one bucket",
-    ),
+    Answer(5, "sizes instead of indices", swap=("(index)", "(sizes[index])"), says="each parameter in one bucket"),
     Answer(
         5,
         "a flat list",
-        replaced(FILL, ("return buckets", "return [index for bucket in buckets for index in bucket]")),
+        swap=("return buckets", "return [index for bucket in buckets for index in bucket]"),
         says="not a list of lists",
     ),
     Answer(
         6,
         "all of it in finish",
-        [replaced(INIT, ("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")), TAKE, FINISH],
+        joined(("    p.register_post_accumulate_grad_hook(self.ready)", "    pass")),
         says="are under way when the last gradient",
     ),
     Answer(
@@ -651,21 +579,14 @@ def begin(p):
         self.started = []""",
         ],
     ),
-    Answer(
-        6, "what is not full is not sent", [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        pass\n"))]
-    ),
+    Answer(6, "what is not full is not sent", joined(("        self.fill(p)\n", "        pass\n"))),
     Answer(
         6,
         "zeros for what this pass did not use",
-        [INIT, TAKE, replaced(FINISH, ("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n"))],
+        joined(("        self.fill(p)\n", "        p.grad = None\n        self.fill(p)\n")),
         says="that an earlier one did",
     ),
-    Answer(
-        6,
-        "sync is ignored",
-        [replaced(INIT, ("(self.ready)", "(self.fill)")), TAKE, FINISH],
-        says="although sync is False",
-    ),
+    Answer(6, "sync is ignored", joined(("(self.ready)", "(self.fill)")), says="although sync is False"),
     Answer(
         6,
         "counts are not reset",
@@ -674,26 +595,14 @@ def begin(p):
     Answer(
         6, "works are not reset", [INIT, TAKE, replaced(FINISH, ("self.started = []", ""))], says="in its second step"
     ),
+    Answer(6, "not divided", joined(("    vector /= dist.get_world_size()\n", "")), says="summed over the ranks"),
     Answer(
-        6,
-        "not divided",
-        [INIT, TAKE, replaced(FINISH, ("    vector /= dist.get_world_size()\n", ""))],
-        says="summed over the ranks",
-    ),
-    Answer(
-        6,
-        "not copied back",
-        [INIT, TAKE, replaced(FINISH, ("        p.grad = piece.view_as(p)", "        pass"))],
-        says="is not one process's",
+        6, "not copied back", joined(("        p.grad = piece.view_as(p)", "        pass")), says="is not one process's"
     ),
     Answer(
         6,
         "copied back only where there was a gradient",
-        [
-            INIT,
-            TAKE,
-            replaced(FINISH, ("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
-        ],
+        joined(("        p.grad = piece", "        if p.grad is not None:\n            p.grad = piece")),
         says="has no gradient afterwards",
     ),
     Answer(
@@ -711,12 +620,7 @@ def begin(p):
         ],
         says="is not one process's",
     ),
-    Answer(
-        6,
-        "nobody waits",
-        [INIT, TAKE, replaced(FINISH, ("    work.wait()\n", ""))],
-        says="never waits for its all_reduce",
-    ),
+    Answer(6, "nobody waits", joined(("    work.wait()\n", "")), says="never waits for its all_reduce"),
     Answer(
         6,
         "each gradient by itself",
@@ -733,14 +637,14 @@ def begin(p):
     Answer(
         6,
         "one bucket",
-        [INIT, TAKE, FINISH],
+        joined(),
         edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], 10**9)\n"),),
         says="are under way when the last gradient",
     ),
     Answer(
         6,
         "buckets from the first to the last",
-        [INIT, TAKE, FINISH],
+        joined(),
         edits=(("for parameter in self.parameters], cap)\n", "for parameter in self.parameters], cap)[::-1]\n"),),
         says="are under way when the last gradient",
     ),
@@ -753,53 +657,32 @@ def begin(p):
     Answer(
         6,
         "each bucket when the next is full",
-        [
-            INIT,
-            replaced(
-                TAKE,
-                (
-                    "not self.missing[len(self.started)]:",
-                    "not any(self.missing[len(self.started):len(self.started) + 2]):",
-                ),
-            ),
-            FINISH,
-        ],
+        joined(
+            ("not self.missing[len(self.started)]:", "not any(self.missing[len(self.started):len(self.started) + 2]):")
+        ),
         says="are under way when the last gradient",
     ),
     Answer(
         6,
         "sent before the last gradient is in it",
-        [
-            INIT,
-            replaced(
-                TAKE,
-                (
-                    "self.missing[self.number[parameter]].discard(parameter)\n",
-                    """
+        joined(
+            (
+                "self.missing[self.number[parameter]].discard(parameter)\n",
+                """
 number = self.number[parameter]
 self.missing[number].discard(parameter)
 if len(self.missing[number]) < 2:
     self.missing[number].clear()
 """,
-                ),
-            ),
-            FINISH,
-        ],
+            )
+        ),
     ),
     Answer(
         6,
         "a tensor hook",
-        [
-            replaced(
-                INIT,
-                (
-                    "p.register_post_accumulate_grad_hook(self.ready)",
-                    "p.register_hook(lambda grad, p=p: self.ready(p))",
-                ),
-            ),
-            TAKE,
-            FINISH,
-        ],
+        joined(
+            ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda grad, p=p: self.ready(p))")
+        ),
         says="all zeros, and so not one process's",
     ),
     Answer(
@@ -826,32 +709,41 @@ if len(self.missing[number]) < 2:
     Answer(
         7,
         "divided in the last pass only",
-        replaced(MICRO, ("/ k)", "/ (k if reducer.sync else 1))")),
+        swap=(
+            "loss = model(x, y) / len(micro_batches)\n    loss",
+            "(model(x, y) / (len(micro_batches) if reducer.sync else 1))",
+        ),
         says="is not one process's",
     ),
-    Answer(7, "never finished", replaced(MICRO, ("reducer.finish()", "")), says="never waits"),
+    Answer(7, "never finished", swap=("\nreducer.finish()", ""), says="never waits"),
     Answer(
         7,
         "never in sync",
-        replaced(MICRO, ("number == k - 1", "False")),
+        swap=("number == len(micro_batches)", "False"),
         says="after the last backward pass, not in it",
     ),
     Answer(
         7,
         "only the first pass in sync",
-        replaced(MICRO, ("number == k - 1", "number == 0")),
+        swap=("number == len(micro_batches)", "number == 1"),
         says="communicates in or after backward pass 1 of 3",
     ),
     Answer(
         7,
         "only the last micro-batch",
-        replaced(MICRO, ("enumerate(micro_batches)", "enumerate(micro_batches[-1:])"), ("number == k - 1", "True")),
+        swap=(
+            "(micro_batches, start=1):\n    reducer.sync = number == len(micro_batches)",
+            "(micro_batches[-1:]):\n    reducer.sync = True",
+        ),
         says="makes 1 backward pass",
     ),
     Answer(
         7,
         "zeroed in between",
-        replaced(MICRO, ("    (model", "    model.zero_grad()\n    (model")),
+        swap=(
+            "loss = model(x, y) / len(micro_batches)",
+            "model.zero_grad()\n    loss = model(x, y) / len(micro_batches)",
+        ),
         says="is not one process's",
     ),
     Answer(
@@ -880,7 +772,7 @@ if len(self.missing[number]) < 2:
     ),
     Answer(7, "nothing", "pass", says="makes no backward pass"),
     Answer(8, "the loss as it is", "return loss", says="is not one process's"),
-    Answer(8, "without the ranks", replaced(WEIGHT, (" * dist.get_world_size()", "")), says="divided once too often"),
+    Answer(8, "without the ranks", swap=("* dist.get_world_size() /", "/"), says="divided once too often"),
     Answer(8, "times the count", "return loss * count", says="times one process's"),
     Answer(
         8,
@@ -888,13 +780,8 @@ if len(self.missing[number]) < 2:
         swap=("return loss * (count", "return loss if count == 1 else loss * (count"),
         says="multiplied by the wrong factor",
     ),
-    Answer(
-        8,
-        "divided by the count",
-        replaced(WEIGHT, ("(count * dist", "(1 / max(count, 1) * dist")),
-        says="is not one process's",
-    ),
-    Answer(8, "a number that has no gradient", replaced(WEIGHT, ("return loss", "return loss.item()"))),
+    Answer(8, "divided by the count", swap=("count *", "1 / max(count, 1) *"), says="is not one process's"),
+    Answer(8, "a number that has no gradient", swap=("loss *", "loss.item() *")),
     Answer(
         8,
         "all ranks' mean of the losses",
@@ -910,17 +797,9 @@ if len(self.missing[number]) < 2:
     ),
     Answer(8, "a rank without samples leaves", "if count == 0:\n    return loss\n" + WEIGHT.strip(), says="rank 1"),
     Answer(
-        8,
-        "the largest share for all",
-        replaced(WEIGHT, ("dist.all_reduce(total)", "dist.all_reduce(total, op=dist.ReduceOp.MAX)")),
-        says="times one process's",
+        8, "the largest share for all", swap=("(total)", "(total, op=dist.ReduceOp.MAX)"), says="times one process's"
     ),
-    Answer(
-        8,
-        "nobody waits",
-        replaced(WEIGHT, ("all_reduce(total)", "all_reduce(total, async_op=True)")),
-        says="never waits",
-    ),
+    Answer(8, "nobody waits", swap=("(total)", "(total, async_op=True)"), says="never waits"),
     Answer(
         8,
         "all losses and counts",
@@ -930,40 +809,28 @@ if len(self.missing[number]) < 2:
         return loss * (count * dist.get_world_size() / mine[1])""",
         says="more than one number",
     ),
-    Answer(9, "as it comes", replaced(TORCH, (", bucket_cap_mb=cap / 2**20, find_unused_parameters=True", ""))),
-    Answer(9, "all parameters are used", replaced(TORCH, (", find_unused_parameters=True", ""))),
-    Answer(9, "the same ones in each pass", replaced(TORCH, ("find_unused_parameters=True", "static_graph=True"))),
-    Answer(9, "bytes for megabytes", replaced(TORCH, ("cap / 2**20", "cap")), says="the cap is 150"),
+    Answer(9, "as it comes", swap=(", bucket_cap_mb=cap / 2**20, find_unused_parameters=True", "")),
+    Answer(9, "all parameters are used", swap=(", find_unused_parameters=True", "")),
+    Answer(9, "the same ones in each pass", swap=("find_unused_parameters", "static_graph")),
+    Answer(9, "bytes for megabytes", swap=("cap / 2**20", "cap"), says="the cap is 150"),
     Answer(
-        9,
-        "without no_sync",
-        replaced(TORCH, ("with ddp.no_sync():", "if True:")),
-        says="sends gradients in backward pass 1 of 4",
+        9, "without no_sync", swap=("with ddp.no_sync()", "if True"), says="sends gradients in backward pass 1 of 4"
     ),
     Answer(
         9,
         "forward before no_sync",
-        replaced(
-            TORCH,
-            (
-                "with ddp.no_sync():\n    for x, y in micro_batches[:-1]:\n        (ddp(x, y) / k).backward()",
-                (
-                    "for x, y in micro_batches[:-1]:\n    loss = ddp(x, y) / k\n    with ddp.no_sync():\n       "
-                    " loss.backward()"
-                ),
-            ),
+        swap=(
+            "with ddp.no_sync():\n    for x, y in others:\n        (ddp(x, y) / len(micro_batches))",
+            "for x, y in others:\n    loss = ddp(x, y) / len(micro_batches)\n    with ddp.no_sync():\n        loss",
         ),
         says="sends gradients in backward pass 1 of 4",
     ),
     Answer(
         9,
         "no_sync to the end",
-        replaced(
-            TORCH,
-            (
-                "for x, y in micro_batches[-1:]:\n    (ddp(x, y) / k).backward()",
-                "    for x, y in micro_batches[-1:]:\n        (ddp(x, y) / k).backward()",
-            ),
+        swap=(
+            "x, y = last\n(ddp(x, y) / len(micro_batches)).backward()",
+            "    for x, y in micro_batches[-1:]:\n        (ddp(x, y) / len(micro_batches)).backward()",
         ),
         says="is not one process's",
     ),
@@ -980,35 +847,20 @@ if len(self.missing[number]) < 2:
         replaced(TORCH, (" / k)", " / k / dist.get_world_size())")),
         says="divided once too often",
     ),
-    Answer(
-        9,
-        "the model is returned",
-        replaced(TORCH, ("return ddp", "return model")),
-        says="does not return the given model",
-    ),
+    Answer(9, "the model is returned", swap=("return ddp", "return model"), says="does not return the given model"),
     Answer(
         9,
         "a copy is wrapped",
         "import copy\nmodel = copy.deepcopy(model)\n" + TORCH.strip(),
         says="and of rank 0 differ",
     ),
-    Answer(
-        9,
-        "buffers stay apart",
-        replaced(TORCH, ("=True)", "=True, broadcast_buffers=False)")),
-        says="is not one process's",
-    ),
-    Answer(
-        9,
-        "each begins where it is",
-        replaced(TORCH, ("=True)", "=True, init_sync=False)")),
-        says="and of rank 0 differ",
-    ),
+    Answer(9, "buffers stay apart", swap=("True", "True, broadcast_buffers=False"), says="is not one process's"),
+    Answer(9, "each begins where it is", swap=("True", "True, init_sync=False"), says="and of rank 0 differ"),
     Answer(9, "not trained", "return DistributedDataParallel(model)", says="makes no backward pass"),
     Answer(
         1,
         "for two ranks",
-        ["return (gradients[0] * samples[0] + gradients[-1] * samples[-1]) / sum(samples)", BYTES],
+        "return (gradients[0] * samples[0] + gradients[-1] * samples[-1]) / sum(samples)",
         says="0.3333 times the gradient",
     ),
     Answer(
@@ -1025,11 +877,11 @@ if len(self.missing[number]) < 2:
     Answer(
         2,
         "all gathered, then rank 0's",
-        """
-        for tensor in (*model.parameters(), *model.buffers()):
-            held = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-            dist.all_gather(held, tensor.detach())
-            tensor.detach().copy_(held[0])""",
+        swap=(
+            "dist.broadcast(tensor.detach(), src=0)",
+            "held = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]\n"
+            "    dist.all_gather(held, tensor.detach())\n    tensor.detach().copy_(held[0])",
+        ),
         says="is each tensor broadcast once",
     ),
     Answer(
@@ -1041,108 +893,93 @@ if len(self.missing[number]) < 2:
     Answer(
         3,
         "zeros in float32",
-        replaced(NAIVE, ("torch.zeros_like(p)", "torch.zeros(p.shape)")),
+        swap=("zeros_like(parameter)", "zeros(parameter.shape)"),
         says="attempting to assign a gradient",
     ),
     Answer(
         3,
         "reduced in bfloat16",
-        replaced(
-            NAIVE,
-            (
-                "dist.all_reduce(p.grad)",
-                "half = p.grad.bfloat16()\n        dist.all_reduce(half)\n        p.grad = half.to(p.dtype)",
-            ),
+        swap=(
+            "dist.all_reduce(parameter.grad)",
+            "half = parameter.grad.bfloat16()\n        dist.all_reduce(half)\n"
+            "        parameter.grad = half.to(parameter.dtype)",
         ),
         says="is not one process's",
     ),
-    Answer(4, "for three ranks", [ENDS, replaced(HOOKS, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(4, "for three ranks", swap=("dist.get_world_size()", "3"), says="on 2 ranks"),
     Answer(
         4,
         "matrices only",
-        [ENDS, replaced(HOOKS, ("if p.requires_grad:", "if p.requires_grad and p.dim() > 1:"))],
+        swap=("requires_grad", "requires_grad and parameter.dim() > 1"),
         says="the gradient of norm.weight is not one process's",
     ),
     Answer(
         4,
         "the last of the ready ones twice",
-        ["return max(ready[-1], sum(seconds)) + seconds[-1]", HOOKS],
+        "return max(ready[-1], sum(seconds)) + seconds[-1]",
         says="communication_ends",
     ),
-    Answer(
-        5,
-        "at most four in each",
-        replaced(FILL, ("sizes[index] > room:", "sizes[index] > room or len(buckets[-1]) == 4:")),
-        says="would do",
-    ),
+    Answer(5, "at most four in each", swap=("room:", "room or len(buckets[-1]) == 4:"), says="would do"),
     Answer(
         5,
         "the largest first",
-        replaced(FILL, ("reversed(range(len(sizes)))", "sorted(range(len(sizes)), key=lambda i: -sizes[i])")),
+        swap=("reversed(range(len(sizes)))", "sorted(range(len(sizes)), key=lambda i: -sizes[i])"),
         says="from the last parameter to the first",
     ),
-    Answer(6, "for three ranks", [INIT, TAKE, replaced(FINISH, ("dist.get_world_size()", "3"))], says="on 2 ranks"),
+    Answer(6, "for three ranks", joined(("dist.get_world_size()", "3")), says="on 2 ranks"),
     Answer(
         6,
         "room for four buckets",
-        [INIT, replaced(TAKE, ("len(self.started) < len(self.buckets)", "len(self.started) < 4")), FINISH],
+        joined(("len(self.started) < len(self.buckets)", "len(self.started) < 4")),
         says="IndexError",
     ),
     Answer(
         6,
         "a hook once only",
-        [
-            replaced(
-                INIT,
-                (
-                    "    p.register_post_accumulate_grad_hook(self.ready)",
-                    "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
-                ),
-            ),
-            TAKE,
-            FINISH,
-        ],
+        joined(
+            (
+                "    p.register_post_accumulate_grad_hook(self.ready)",
+                "    handle = []\n    handle.append(p.register_post_accumulate_grad_hook(lambda p, h=handle: self.ready(p) or h[0].remove()))",
+            )
+        ),
         says="are under way when",
     ),
     Answer(7, "three micro-batches", replaced(MICRO, ("k = len(micro_batches)", "k = 3")), says="over 1 micro-batch"),
     Answer(
         7,
         "out of sync only in the first pass",
-        replaced(MICRO, ("reducer.sync = number == k - 1", "reducer.sync = number > 0 or k == 1")),
+        swap=("== len(micro_batches)", "> 1 or len(micro_batches) == 1"),
         says="communicates in or after backward pass",
     ),
     Answer(
         7,
         "in sync ever after",
-        replaced(
-            MICRO,
-            (
-                "    reducer.sync = number == k - 1\n",
-                "    reducer.sync = reducer.sync and number == k - 1 or number == k - 1\n",
-            ),
-            ("(model(x, y) / k)", "(model(x, y) / (k if k < 5 else 3))"),
+        swap=(
+            "number == len(micro_batches)\n    loss = model(x, y) / len(micro_batches)\n    loss",
+            "reducer.sync and number == len(micro_batches) or number == len(micro_batches)\n"
+            "    (model(x, y) / (len(micro_batches) if len(micro_batches) < 5 else 3))",
         ),
         says="over 5 micro-batches",
     ),
     Answer(
         8,
         "counts that fit a byte",
-        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count).to(torch.uint8)")),
+        swap=("(float(count), device=loss.device)", "(count).to(torch.uint8)"),
         says="weighted, on 4 ranks with",
     ),
     Answer(
         8,
         "counts in float16",
-        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count, dtype=torch.float16)")),
+        swap=("float(count), device=loss.device", "count, dtype=torch.float16"),
         says="is not one process's",
     ),
     Answer(
         8,
         "counts of 16 bits",
-        replaced(WEIGHT, ("torch.tensor(float(count))", "torch.tensor(count).to(torch.int16)")),
+        swap=("(float(count), device=loss.device)", "(count).to(torch.int16)"),
         says="Invalid scalar type",
     ),
-    Answer(8, "for three ranks", replaced(WEIGHT, ("dist.get_world_size()", "3")), says="weighted, on 4 ranks"),
+    Answer(8, "for three ranks", swap=("dist.get_world_size()", "3"), says="weighted, on 4 ranks"),
     Answer(9, "four micro-batches", replaced(TORCH, ("k = len(micro_batches)", "k = 4")), says="on 2 micro-batches"),
     Answer(
         3,
@@ -1155,17 +992,13 @@ if len(self.missing[number]) < 2:
     Answer(
         3,
         "sums in bfloat16",
-        """
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                short = parameter.grad.bfloat16()
-                dist.all_reduce(short)
-                parameter.grad.copy_(short.to(parameter.dtype) / dist.get_world_size())
-        """,
+        swap=(
+            "dist.all_reduce(parameter.grad)\n        parameter.grad /= dist.get_world_size()",
+            "short = parameter.grad.bfloat16()\n        dist.all_reduce(short)\n"
+            "        parameter.grad.copy_(short.to(parameter.dtype) / dist.get_world_size())",
+        ),
     ),
-    Answer(4, "all wait for the last gradient", ["return max(ready, default=0.0) + sum(seconds)", None]),
+    Answer(4, "all wait for the last gradient", "return max(ready, default=0.0) + sum(seconds)"),
     Answer(5, "a bucket that would be just full is not filled", swap=("sizes[index] > room", "sizes[index] >= room")),
     Answer(
         6,
@@ -1181,32 +1014,26 @@ if len(self.missing[number]) < 2:
     Answer(
         9,
         "gradients averaged by hand, one by one, after no_sync",
-        """
-        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
-        with ddp.no_sync():
-            for x, y in micro_batches:
-                (ddp(x, y) / len(micro_batches)).backward()
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
-        return ddp
-        """,
+        swap=(
+            ("*others, last = micro_batches\n", ""),
+            ("others", "micro_batches"),
+            (
+                "x, y = last\n(ddp(x, y) / len(micro_batches)).backward",
+                "for parameter in model.parameters():\n    if parameter.requires_grad:\n"
+                "        if parameter.grad is None:\n            parameter.grad = torch.zeros_like(parameter)\n"
+                "        dist.all_reduce(parameter.grad)\n        parameter.grad /= dist.get_world_size",
+            ),
+        ),
     ),
     Answer(
         1,
         "what it is given is scaled",
-        [
-            """
+        """
         total = torch.zeros_like(gradients[0])
         for gradient, count in zip(gradients, samples, strict=True):
             total += gradient.mul_(count)
         return total / sum(samples)
         """,
-            None,
-        ],
         says="which it is given, is written into",
     ),
     Answer(1, "whole pieces only", [None, "return 2 * (world - 1) * (4 * parameters // world)"], says="(1000, 3)"),
@@ -1245,40 +1072,30 @@ if len(self.missing[number]) < 2:
     Answer(
         5,
         "the sizes are used up",
-        """
-        buckets, room = [], 0
-        while sizes:
-            size = sizes.pop()
-            if not buckets or size > room:
-                buckets.append([])
-                room = cap
-            buckets[-1].append(len(sizes))
-            room -= size
-        return buckets
-        """,
+        swap=(
+            (
+                "for index in reversed(range(len(sizes))):\n    if not buckets or sizes[index]",
+                "while sizes:\n    size = sizes.pop()\n    if not buckets or size",
+            ),
+            ("(index)\n    room -= sizes[index]", "(len(sizes))\n    room -= size"),
+        ),
         says="assign_buckets: sizes, which it is given, has other items afterwards",
     ),
     Answer(
         1,
         "vectors only",
-        [
-            """
+        """
             counts = torch.tensor(samples, dtype=gradients[0].dtype)
             return counts @ torch.stack(gradients) / counts.sum()
             """,
-            None,
-        ],
     ),
     Answer(
         1,
         "weights in float32",
-        [
-            """
+        """
             weights = torch.tensor(samples, dtype=torch.float32) / sum(samples)
             return sum(weight * gradient for weight, gradient in zip(weights, gradients))
             """,
-            None,
-        ],
         says="is not the gradient of the mean over all samples",
     ),
     Answer(
@@ -1379,11 +1196,7 @@ RIGHT = [
     Answer(
         6,
         "ReduceOp.AVG",
-        [
-            INIT,
-            replaced(TAKE, ("vector, async", "vector, op=dist.ReduceOp.AVG, async")),
-            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
-        ],
+        joined(("vector, async", "vector, op=dist.ReduceOp.AVG, async"), ("    vector /= dist.get_world_size()\n", "")),
     ),
     Answer(
         1,
@@ -1555,7 +1368,7 @@ RIGHT = [
             first -= 1
         return [tuple(range(len(sizes) - 1, first - 1, -1)), *assign_buckets(sizes[:first], cap)]""",
     ),
-    Answer(6, "vectors made when they are full", [INIT, TAKE, FINISH]),
+    Answer(6, "vectors made when they are full", joined()),
     Answer(
         6,
         "gradients coalesced, without vectors",
@@ -1588,14 +1401,14 @@ RIGHT = [
     Answer(
         7,
         "divided at the end",
-        """
-        for number, (x, y) in enumerate(micro_batches, start=1):
-            reducer.sync = number == len(micro_batches)
-            model(x, y).backward()
-        reducer.finish()
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad /= len(micro_batches)""",
+        swap=(
+            ("loss = model(x, y) / len(micro_batches)\n    loss", "model(x, y)"),
+            (
+                "reducer.finish()",
+                "reducer.finish()\nfor p in model.parameters():\n    if p.grad is not None:\n"
+                "        p.grad /= len(micro_batches)",
+            ),
+        ),
     ),
     Answer(
         8,
@@ -1652,11 +1465,10 @@ RIGHT = [
     Answer(
         6,
         "divided before the sum, in a list of lists",
-        [
-            INIT,
-            replaced(TAKE, ("p.grad.flatten() for p", "p.grad.flatten() / dist.get_world_size() for p")),
-            replaced(FINISH, ("    vector /= dist.get_world_size()\n", "")),
-        ],
+        joined(
+            ("p.grad.flatten() for p", "p.grad.flatten() / dist.get_world_size() for p"),
+            ("    vector /= dist.get_world_size()\n", ""),
+        ),
     ),
     Answer(
         7,
@@ -1666,7 +1478,7 @@ RIGHT = [
     Answer(
         8,
         "in float64",
-        replaced(WEIGHT, ("float(count)", "count, dtype=torch.float64"), ("/ total)", "/ total.item())")),
+        swap=(("float(count), device=loss.device", "count, dtype=torch.float64"), ("/ total", "/ total.item()")),
     ),
     Answer(
         8,
@@ -1725,15 +1537,12 @@ RIGHT = [
     Answer(
         1,
         "shares of the samples as weights",
-        [
-            """
+        """
         total = torch.zeros_like(gradients[0])
         for gradient, count in zip(gradients, samples, strict=True):
             total = total + gradient * (count / sum(samples))
         return total
         """,
-            None,
-        ],
     ),
     Answer(
         2,
@@ -1767,10 +1576,9 @@ RIGHT = [
     Answer(
         8,
         "an integer is summed up",
-        """
-        total = torch.tensor(count, device=loss.device)
-        dist.all_reduce(total)
-        return loss * count * dist.get_world_size() / total
-        """,
+        swap=(
+            ("float(count)", "count"),
+            ("(count * dist.get_world_size() / total)", "count * dist.get_world_size() / total"),
+        ),
     ),
 ]

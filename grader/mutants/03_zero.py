@@ -7,18 +7,6 @@ each = bytes_a_parameter(precision)
 return tuple(n * parameters / (world if stage >= first else 1) for n, first in zip(each, (3, 2, 1)))
 """
 
-SIZE = "return (numel + world - 1) // world"
-PART = """
-size = shard_size(tensor.numel(), world)
-return tensor.view(-1)[rank * size : (rank + 1) * size]
-"""
-FILLED = """
-shard = part.new_zeros(size)
-shard[: len(part)] = part
-return shard
-"""
-JOINED = "return shards[: shape.numel()].view(shape)"
-
 GATHER = """
 mine = torch.cat(shards)
 table = mine.new_empty(world, len(mine))
@@ -60,17 +48,6 @@ OF_PARTS = """
 state = {number: {name: my_part(value, rank, world).clone() if is_long(value) else value for name, value in values.items()}
          for number, values in whole["state"].items()}
 return {**whole, "state": state}
-"""
-
-READY = """
-def reduce(parameter, part):
-    (shard,) = reduce_to_shards([parameter.grad], world)
-    mine = shard[: len(part)]
-    part.grad = mine if part.grad is None else part.grad + mine
-    parameter.grad = None
-
-for parameter, part in zip(parameters, parts):
-    parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
 """
 
 UNSHARD = """
@@ -223,22 +200,19 @@ WRONG = [
     Answer(
         3,
         "its own shard from all",
-        [GATHER.replace("dist.all_gather(list(table), mine)", "table.copy_(mine)"), REDUCE],
+        swap=("dist.all_gather(list(table), mine)", "table.copy_(mine)"),
         says="gather_shards",
     ),
     Answer(
         3,
         "a collective for each tensor",
-        [
-            """
+        """
         gathered = []
         for shard in shards:
             table = shard.new_empty(world, len(shard))
             dist.all_gather(list(table), shard.detach())
             gathered.append(table.view(-1))
         return gathered""",
-            None,
-        ],
         says="gather_shards of 9 tensors takes 7 collectives",
     ),
     Answer(
@@ -366,34 +340,26 @@ WRONG = [
     Answer(
         4,
         "the parts are copies",
-        [PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"), None, None],
+        PARTS.replace("my_part(p.detach(), rank, world)", "my_part(p.detach(), rank, world).clone()"),
         says="does not write into the parameter",
     ),
-    Answer(4, "the parts need no gradient", [PARTS.replace(".requires_grad_()", ""), None, None], says="leaf tensors"),
-    Answer(4, "the parts are no leaves", [PARTS.replace("p.detach()", "p"), None, None]),
-    Answer(4, "the options are lost", [PARTS.replace("{**group, ", "{"), None, None], says="options"),
+    Answer(4, "the parts need no gradient", PARTS.replace(".requires_grad_()", ""), says="leaf tensors"),
+    Answer(4, "the parts are no leaves", PARTS.replace("p.detach()", "p")),
+    Answer(4, "the options are lost", PARTS.replace("{**group, ", "{"), says="options"),
     Answer(
         4,
         "all in one group",
-        [
-            'return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in'
-            ' group["params"]]}]',
-            None,
-            None,
-        ],
+        'return [{"params": [my_part(p.detach(), rank, world).requires_grad_() for group in groups for p in'
+        ' group["params"]]}]',
         says="options",
     ),
     Answer(
         4,
         "the groups given are overwritten",
-        [
-            """
+        """
         for group in groups:
             group["params"] = [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]
         return groups""",
-            None,
-            None,
-        ],
         says="groups, which it is given, has other items afterwards",
     ),
     Answer(
@@ -435,7 +401,7 @@ for p, part in zip(parameters, parts):
     Answer(
         4,
         "gathered, and thrown away",
-        [PARTS, SHARE, WEIGHTS.replace("p.copy_(", "p = (")],
+        swap=("p.copy_(joined(whole, p.shape))", "p = (joined(whole, p.shape))"),
         says="is not one process's",
     ),
     Answer(
@@ -457,13 +423,13 @@ for p, part in zip(parameters, parts):
     Answer(
         4,
         "weights that lie in what was gathered",
-        [PARTS, SHARE, WEIGHTS.replace("p.copy_(joined(whole, p.shape))", "p.data = joined(whole, p.shape)")],
+        swap=("copy_(joined(whole, p.shape))", "data = joined(whole, p.shape)"),
         says="they are views of something larger",
     ),
     Answer(
         5,
         "groups without their parameters",
-        [WHOLE.replace("**state_dict,", '"param_groups": [{"lr": 0.01}, {"lr": 0.02}],'), None],
+        WHOLE.replace("**state_dict,", '"param_groups": [{"lr": 0.01}, {"lr": 0.02}],'),
         says="a group in “param_groups” that has no list “params”",
     ),
     Answer(5, "the state alone is loaded", [None, OF_PARTS.replace("{**whole, ", "{")], says="without the list"),
@@ -471,56 +437,48 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "gathered, but as vectors",
-        [
-            WHOLE.replace(
-                "joined(gather_shards([filled(value, size)], world)[0], shape)",
-                "gather_shards([filled(value, size)], world)[0]",
-            ),
-            None,
-        ],
+        swap=(
+            "{\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            "        for name, value in values.items()\n    }",
+            "{name: gather_shards([filled(value, size)], world)[0] if is_long(value) else value for name, value in values.items()}",
+        ),
         says="has a different size",
     ),
     Answer(
         5,
         "written into the optimizer's own",
-        [
-            WHOLE.replace("state = {}\n", 'state = state_dict["state"]\n').replace(
-                "state[number] = {", "state[number] |= {"
-            ),
-            None,
-        ],
+        WHOLE.replace("state = {}\n", 'state = state_dict["state"]\n').replace(
+            "state[number] = {", "state[number] |= {"
+        ),
     ),
     Answer(
         5,
         "reduced, not gathered",
-        [
-            WHOLE.replace(
-                "joined(gather_shards([filled(value, size)], world)[0], shape)",
-                "joined(filled(value, size).repeat(world), shape)",
-            ),
-            None,
-        ],
+        swap=(
+            "{\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            "        for name, value in values.items()\n    }",
+            "{name: joined(filled(value, size).repeat(world), shape) if is_long(value) else value for name, value in values.items()}",
+        ),
         says="differs from a plain optimizer's",
     ),
     Answer(
         5,
         "the groups are forgotten",
-        [
-            WHOLE.replace(
-                'return {**state_dict, "state": state}',
-                'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
-            ),
-            None,
-        ],
+        swap=(
+            "{\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            '        for name, value in values.items()\n    }\nreturn {**state_dict, "state": state}',
+            "{name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value for name, value in values.items()}\n"
+            'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
+        ),
         says="groups",
     ),
     Answer(
         5,
         "single numbers are forgotten",
-        [
-            WHOLE.replace("for name, value in values.items()}", "for name, value in values.items() if is_long(value)}"),
-            None,
-        ],
+        WHOLE.replace("for name, value in values.items()}", "for name, value in values.items() if is_long(value)}"),
         says="step",
     ),
     Answer(5, "whole tensors are kept alive", [None, OF_PARTS.replace(".clone()", "")], says="keeps"),
@@ -545,29 +503,16 @@ for p, part in zip(parameters, parts):
         ],
         says="whole, which it is given, has other items afterwards",
     ),
-    Answer(6, "reduced, but kept", [READY.replace("    parameter.grad = None\n", "")], says="nothing is sharded"),
+    Answer(6, "reduced, but kept", swap=("    parameter.grad = None\n", ""), says="nothing is sharded"),
     Answer(
-        6,
-        "only the last pass counts",
-        [READY.replace("mine if part.grad is None else part.grad + mine", "mine")],
-        says="is not",
+        6, "only the last pass counts", swap=("mine if part.grad is None else part.grad + mine", "mine"), says="is not"
     ),
-    Answer(
-        6,
-        "the first pass counts",
-        [READY.replace("mine if part.grad is None else part.grad + mine", "mine if part.grad is None else part.grad")],
-        says="is not",
-    ),
-    Answer(
-        6,
-        "the last part of the loop for all",
-        [READY.replace("lambda p, part=part: reduce(p, part)", "lambda p: reduce(p, part)")],
-    ),
+    Answer(6, "the first pass counts", swap=("grad + mine", "grad"), says="is not"),
+    Answer(6, "the last part of the loop for all", swap=(", part=part", "")),
     Answer(
         6,
         "all at the end of the backward pass",
-        [
-            """
+        """
         waiting = []
 
         def collect(parameter):
@@ -582,19 +527,16 @@ for p, part in zip(parameters, parts):
 
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(collect)
-        """
-        ],
+        """,
         says="whole gradients at once",
     ),
     Answer(
         6,
         "its own gradients, not the mean",
-        [
-            READY.replace(
-                "(shard,) = reduce_to_shards([parameter.grad], world)",
-                "shard = my_part(parameter.grad, dist.get_rank(), world).clone()",
-            )
-        ],
+        swap=(
+            "(shard,) = reduce_to_shards([parameter.grad], world)",
+            "shard = my_part(parameter.grad, dist.get_rank(), world).clone()",
+        ),
     ),
     Answer(
         6,
@@ -623,8 +565,7 @@ for p, part in zip(parameters, parts):
     Answer(
         6,
         "a hook on the tensor: it sees the gradient before it is added up",
-        [
-            """
+        """
         def reduce(gradient, part):
             (shard,) = reduce_to_shards([gradient], world)
             part.grad = shard[: len(part)] if part.grad is None else part.grad + shard[: len(part)]
@@ -632,20 +573,19 @@ for p, part in zip(parameters, parts):
 
         for parameter, part in zip(parameters, parts):
             parameter.register_hook(lambda g, part=part: reduce(g, part))
-        """
-        ],
+        """,
         says="nothing is sharded",
     ),
     Answer(7, "whole bytes", swap=("/ world * nbytes", "* nbytes // world"), says="sent_bytes"),
-    Answer(7, "stage 3 for nothing", ["return 2 * (world - 1) / world * nbytes"], says="sent_bytes"),
+    Answer(7, "stage 3 for nothing", "return 2 * (world - 1) / world * nbytes", says="sent_bytes"),
     Answer(
-        7, "stage 1 costs more", ["return (2 if stage == 0 else 3) * (world - 1) / world * nbytes"], says="sent_bytes"
+        7, "stage 1 costs more", "return (2 if stage == 0 else 3) * (world - 1) / world * nbytes", says="sent_bytes"
     ),
-    Answer(7, "whole tensors", ["return (3 if stage == 3 else 2) * (world - 1) * nbytes"], says="sent_bytes"),
+    Answer(7, "whole tensors", "return (3 if stage == 3 else 2) * (world - 1) * nbytes", says="sent_bytes"),
     Answer(
         7,
         "stage 2 has the gradients only",
-        ["return {0: 2, 1: 2, 2: 1, 3: 3}[stage] * (world - 1) / world * nbytes"],
+        "return {0: 2, 1: 2, 2: 1, 3: 3}[stage] * (world - 1) / world * nbytes",
         says="sent_bytes",
     ),
     Answer(8, "nothing is freed", [None, "pass"], says="whole weights"),
@@ -658,10 +598,7 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "filled with zeros, not freed",
-        [
-            UNSHARD.replace("    return\n", "    pass\n"),
-            "for parameter in unit.parameters:\n    parameter.data.zero_()",
-        ],
+        swap=(("return", "pass"), ("untyped_storage().resize_(0)", "data.zero_()")),
         says="whole weights",
     ),
     Answer(
@@ -684,7 +621,7 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "gathered each time",
-        [UNSHARD.replace("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""), None],
+        swap=("if unit.parameters[0].untyped_storage().nbytes():\n    return\n", ""),
         says="once more",
     ),
     Answer(
@@ -717,15 +654,15 @@ for p, part in zip(parameters, parts):
     Answer(
         8,
         "the shards go as well",
-        [UNSHARD, RESHARD + "with torch.no_grad():\n    for shard in unit.shards:\n        shard.zero_()\n"],
+        [None, RESHARD + "with torch.no_grad():\n    for shard in unit.shards:\n        shard.zero_()\n"],
     ),
     Answer(
         8,
         "only what is trained",
-        [
-            UNSHARD,
-            RESHARD.replace("    parameter.untyped", "    if parameter.requires_grad:\n        parameter.untyped"),
-        ],
+        swap=(
+            "parameter.untyped_storage().resize_(0)",
+            "if parameter.requires_grad:\n        parameter.untyped_storage().resize_(0)",
+        ),
         says="whole weights",
     ),
     Answer(
@@ -757,28 +694,21 @@ for p, part in zip(parameters, parts):
     Answer(
         9,
         "gradients are not reduced",
-        [
-            FINISH.replace(
-                "reduce_to_shards([p.grad for p, _ in trained], unit.world)",
-                "[filled(my_part(p.grad, dist.get_rank(), unit.world), shard_size(p.numel(), unit.world)) for p, _ in"
-                " trained]",
-            ),
-            None,
-        ],
+        swap=(
+            "reduce_to_shards([p.grad for p, _ in trained], unit.world)",
+            "[filled(my_part(p.grad, dist.get_rank(), unit.world), shard_size(p.numel(), unit.world)) for p, _ in trained]",
+        ),
         says="of gradients in a step",
     ),
-    Answer(9, "whole gradients are kept", [FINISH.replace("    p.grad = None\n", ""), None], says="gradients"),
+    Answer(9, "whole gradients are kept", swap=("    p.grad = None\n", ""), says="gradients"),
     Answer(
         9,
         "whole weights are kept after the backward pass",
-        [FINISH.replace("reshard(unit)", "pass"), None],
+        FINISH.replace("reshard(unit)", "pass"),
         says="nothing is sharded",
     ),
     Answer(
-        9,
-        "only the last pass counts",
-        [FINISH.replace("mean if shard.grad is None else shard.grad + mean", "mean"), None],
-        says="loss",
+        9, "only the last pass counts", swap=("mean if shard.grad is None else shard.grad + mean", "mean"), says="loss"
     ),
     Answer(
         9, "finished with the first gradient", [None, ATTACH.replace("len(there) == len(trained)", "len(there) == 1")]
@@ -799,17 +729,14 @@ for p, part in zip(parameters, parts):
             + "unit.module.register_full_backward_hook(lambda module, grad_input, grad_output: finish(unit))\n",
         ],
     ),
-    Answer(9, "frozen ones have a gradient", [FINISH.replace(" if p.requires_grad]", "]"), None]),
+    Answer(9, "frozen ones have a gradient", FINISH.replace(" if p.requires_grad]", "]")),
     Answer(
         9,
         "a collective for each gradient",
-        [
-            FINISH.replace(
-                "means = reduce_to_shards([p.grad for p, _ in trained], unit.world)",
-                "means = [reduce_to_shards([p.grad], unit.world)[0] for p, _ in trained]",
-            ),
-            None,
-        ],
+        swap=(
+            "reduce_to_shards([p.grad for p, _ in trained], unit.world)",
+            "[reduce_to_shards([p.grad], unit.world)[0] for p, _ in trained]",
+        ),
         says="collectives for gradients",
     ),
     Answer(
@@ -847,34 +774,29 @@ for p, part in zip(parameters, parts):
     Answer(
         10,
         "the masters are views of a whole float32 copy",
-        [
-            MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"),
-            None,
-            None,
-        ],
+        MASTERS.replace("my_part(p.detach(), rank, world).float()", "my_part(p.detach().float(), rank, world)"),
         says="bytes of optimizer state",
     ),
     Answer(
         10,
         "gradients added up in bfloat16",
-        [None, SHARE32.replace(".float()", "").replace("shard[: len(master)]", "shard[: len(master)].float()"), None],
+        swap=(("grad.float()", "grad"), ("[: len(master)]", "[: len(master)].float()")),
         says="added up in bfloat16",
     ),
     Answer(
         10,
         "masters are set back to what was rounded",
-        [None, None, BACK + "    master.copy_(my_part(parameter, rank, world))\n"],
+        swap=(
+            "my_part(parameter, rank, world).copy_(master)",
+            "my_part(parameter, rank, world).copy_(master)\n    master.copy_(my_part(parameter, rank, world))",
+        ),
         says="differ from one process's",
     ),
     Answer(10, "not written back", [None, None, "pass"]),
     Answer(
         10,
         "written back by rank 0's place",
-        [
-            None,
-            None,
-            "for parameter, master in zip(parameters, masters):\n    parameter.view(-1)[: len(master)] = master",
-        ],
+        swap=("my_part(parameter, rank, world).copy_(master)", "parameter.view(-1)[: len(master)] = master"),
     ),
     Answer(
         10,
@@ -896,42 +818,37 @@ for p, part in zip(parameters, parts):
         ],
         says="apart from weights",
     ),
-    Answer(10, "the options are lost", [MASTERS.replace("{**group, ", "{"), None, None], says="options"),
+    Answer(10, "the options are lost", MASTERS.replace("{**group, ", "{"), says="options"),
     Answer(
         1,
         "a gradient of mixed precision in float32",
-        ['return {"float32": (4, 4, 8), "mixed": (2, 4, 12)}[precision]', BYTES],
+        'return {"float32": (4, 4, 8), "mixed": (2, 4, 12)}[precision]',
         says="bytes_a_parameter",
     ),
     Answer(
         2,
         "rounded down for six ranks and more",
-        ["return -(-numel // world) if world < 6 else numel // world", PART, FILLED, JOINED],
+        swap=("(-numel // world)", "(-numel // world) if world < 6 else numel // world"),
         says="shard_size",
     ),
     Answer(
         2,
         "the part is a list",
-        [SIZE, PART.replace("return tensor", "return list(tensor").replace("size]", "size])"), FILLED, JOINED],
+        swap=(
+            "tensor.view(-1)[rank * size : (rank + 1) * size]",
+            "list(tensor.view(-1)[rank * size : (rank + 1) * size])",
+        ),
         says="returns a list",
     ),
-    Answer(
-        3, "divided by three", [None, REDUCE.replace("mine /= world", "mine /= 3")], says="reduce_to_shards on 2 ranks"
-    ),
+    Answer(3, "divided by three", swap=("= world", "= 3"), says="reduce_to_shards on 2 ranks"),
     Answer(3, "gathered in float32", swap=("shards)", "shards).float()"), says="in float64"),
     Answer(
         3,
         "reduced in float32",
-        [
-            None,
-            REDUCE.replace("torch.cat([", "torch.cat([torch.empty(0), *")
-            .replace("for t, size in zip(tensors, sizes)]", "for t, size in zip(tensors, sizes)]")
-            .replace(
-                "mine = torch.empty_like(rows[0])",
-                "rows = [row.float() for row in rows]\nmine = torch.empty_like(rows[0])",
-            )
-            .replace("torch.cat([torch.empty(0), *", "torch.cat(["),
-        ],
+        swap=(
+            "mine = torch.empty_like(rows[0])",
+            "rows = [row.float() for row in rows]\nmine = torch.empty_like(rows[0])",
+        ),
         says="in float64",
     ),
     Answer(3, "a list of None", swap=("columns.reshape(-1)", "None"), says="is None, not a tensor"),
@@ -950,7 +867,7 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "the state alone",
-        [WHOLE.replace('return {**state_dict, "state": state}', "return state"), None],
+        WHOLE.replace('return {**state_dict, "state": state}', "return state"),
         says="whole_state returns a dictionary without the list",
     ),
     Answer(
@@ -962,27 +879,19 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "in a list",
-        [
-            WHOLE.replace("state = {}", "state = {}", 1).replace(
-                'return {**state_dict, "state": state}', 'return {**state_dict, "state": list(state.values())}'
-            ),
-            None,
-        ],
+        WHOLE.replace("state = {}", "state = {}", 1).replace(
+            'return {**state_dict, "state": state}', 'return {**state_dict, "state": list(state.values())}'
+        ),
         says="without the dict",
     ),
     Answer(
         6,
         "given to nobody",
-        READY.replace("    part.grad = mine if part.grad is None else part.grad + mine\n", ""),
+        swap=("    part.grad = mine if part.grad is None else part.grad + mine\n", ""),
         says="none reaches the parameters that its optimizer trains",
     ),
-    Answer(6, "frees the part's instead", READY.replace("parameter.grad = None", "part.grad = None"), says=""),
-    Answer(
-        8,
-        "memory for float32",
-        [UNSHARD.replace("parameter.numel() * parameter.element_size()", "parameter.numel() * 4"), None],
-        says="in bfloat16, rank 0's weights take",
-    ),
+    Answer(6, "frees the part's instead", swap=("parameter.grad =", "part.grad ="), says=""),
+    Answer(8, "memory for float32", swap=("parameter.element_size()", "4"), says="in bfloat16, rank 0's weights take"),
     Answer(
         9,
         "freed only while training",
@@ -1010,19 +919,19 @@ for p, part in zip(parameters, parts):
     Answer(
         9,
         "never reduced to the shards",
-        [FINISH.replace("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""), None],
+        swap=("    shard.grad = mean if shard.grad is None else shard.grad + mean\n", ""),
         says="none reaches the parameters that its optimizer trains",
     ),
     Answer(
         10,
         "divided in bfloat16",
-        [MASTERS, SHARE32.replace("p.grad.float() for", "(p.grad / world).float() * world for"), BACK],
+        swap=("p.grad.float()", "(p.grad / world).float() * world"),
         says="takes the mean of the gradients in float32",
     ),
     Answer(
         10,
         "rounded once more before the sum",
-        [MASTERS, SHARE32.replace("p.grad.float() for", "(p.grad * (1 / world)).float() * world for"), BACK],
+        swap=("p.grad.float()", "(p.grad * (1 / world)).float() * world"),
         says="takes the mean of the gradients in float32",
     ),
     Answer(
@@ -1050,20 +959,17 @@ for p, part in zip(parameters, parts):
     Answer(
         6,
         "the whole gradient lives on until the next one comes",
-        """
-        last = []
-
-        def reduce(parameter: Tensor, part: Tensor) -> None:
-            if last:
-                last.pop().grad = None
-            (shard,) = reduce_to_shards([parameter.grad], world)
-            mine = shard[: len(part)]
-            part.grad = mine if part.grad is None else part.grad + mine
-            last.append(parameter)
-
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda p, part=part: reduce(p, part))
-        """,
+        swap=(
+            (
+                "def reduce(parameter: Tensor, part: Tensor) -> None:",
+                "last = []\ndef reduce(parameter: Tensor, part: Tensor) -> None:",
+            ),
+            (
+                "(shard,) = reduce_to_shards([parameter.grad], world)",
+                "if last:\n        last.pop().grad = None\n    (shard,) = reduce_to_shards([parameter.grad], world)",
+            ),
+            ("parameter.grad = None", "last.append(parameter)"),
+        ),
     ),
     Answer(
         7,
@@ -1253,8 +1159,7 @@ RIGHT = [
     Answer(
         6,
         "by partial, added in place",
-        [
-            """
+        """
         from functools import partial
 
         def reduce(part, parameter):
@@ -1266,8 +1171,7 @@ RIGHT = [
 
         for parameter, part in zip(parameters, parts):
             parameter.register_post_accumulate_grad_hook(partial(reduce, part))
-        """
-        ],
+        """,
     ),
     Answer(
         8,
@@ -1376,19 +1280,16 @@ RIGHT = [
     Answer(
         8,
         "bytes of the shards' own dtype, whole if all are",
-        [
-            UNSHARD.replace(
-                "unit.parameters[0].untyped_storage().nbytes()",
-                "all(p.untyped_storage().nbytes() for p in unit.parameters)",
-            ).replace("parameter.element_size()", "unit.shards[0].element_size()"),
-            None,
-        ],
+        UNSHARD.replace(
+            "unit.parameters[0].untyped_storage().nbytes()",
+            "all(p.untyped_storage().nbytes() for p in unit.parameters)",
+        ).replace("parameter.element_size()", "unit.shards[0].element_size()"),
     ),
     Answer(
         10,
         "the sum in float32, divided afterwards",
         [
-            MASTERS,
+            None,
             SHARE32.replace("p.grad.float() for", "p.grad.to(torch.float32) for").replace(
                 "shard[: len(master)]", "shard[: master.numel()].clone()"
             ),
@@ -1410,22 +1311,18 @@ RIGHT = [
     Answer(
         3,
         "by all_gather_into_tensor, row by row",
-        [
-            """
+        """
         mine = torch.cat(shards)
         table = mine.new_empty(world * len(mine))
         dist.all_gather_into_tensor(table, mine)
         rows = [row.split([len(shard) for shard in shards]) for row in table.view(world, -1)]
         return [torch.cat(columns) for columns in zip(*rows, strict=True)]
         """,
-            None,
-        ],
     ),
     Answer(
         5,
         "long is what is as long as the part",
-        [
-            """
+        """
         state = {}
         for number, values in state_dict["state"].items():
             shape = parameters[number].shape
@@ -1436,8 +1333,6 @@ RIGHT = [
                     state[number][name] = joined(gather_shards([filled(value, size)], world)[0], shape)
         return {**state_dict, "state": state}
         """,
-            None,
-        ],
     ),
     Answer(
         9,
