@@ -201,6 +201,9 @@ class Room:
     def alive(self) -> list[psutil.Process]:
         own = psutil.Process(self.worker.pid)
         kept = {own.pid, *(child.pid for child in own.children())}  # the worker, and its server outside
+        for child in psutil.Process().children():  # and what the tests themselves have started meanwhile
+            if child.pid != own.pid:
+                kept |= {process.pid for process in [child, *child.children(recursive=True)]}
         found = []
         for process in psutil.process_iter():
             try:
