@@ -60,7 +60,7 @@ def verdict(runner, monkeypatch):
         module = types.ModuleType("grader.test_toy")
         module.__file__, module.check = __file__, check
         monkeypatch.setitem(sys.modules, "grader.test_toy", module)
-        for name, answer in (("lacking", ""), ("titles", {1: "total"}), ("said_by_checks", ""), ("is_notebook", False)):
+        for name, answer in (("lacking", ""), ("titles", {1: "total"}), ("said_by_checks", "")):
             monkeypatch.setattr(lessons, name, lambda *_, answer=answer: answer)
         unit = Unit("train/toy.py", regions.compose(SOURCE, {1}, {1: body}), SOURCE)
         judge = Judge(runner, "toy", units=[unit], batch=[])

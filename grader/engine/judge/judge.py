@@ -302,7 +302,7 @@ class Judge:
         """The changes to what was given, with their places. A cell that is deleted or moved counts as one, and so does
         a line of the student's own cells that gives a new meaning to a name of the course's.
         """
-        found, moved = [], lessons.moved_cells(self.lesson, self.student.units)
+        found, moved = [], lessons.moved_cells(self.student.units)
         for unit in self.student.units:
             first = regions.compose(unit.source).split("\n")[0]
             if not unit.source:

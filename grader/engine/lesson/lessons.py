@@ -57,6 +57,7 @@ class Unit(NamedTuple):
     text: str
     source: str  # its source, with regions; "" for a cell that the student added
     known: parsing.Outline | None = None  # if it is a stranger's: it was parsed in a sandbox
+    place: int | None = None  # of its source among the cells of the course's notebook
 
     @property
     def outline(self) -> parsing.Outline:
@@ -193,26 +194,23 @@ def units(
         return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].outline)]
 
     given = read_percent(source, stem).cells
-    known = {parsing.key(node): node.source for node in given}
+    known = {parsing.key(node): (node.source, place) for place, node in enumerate(given)}
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
-    there = [
-        Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, known.get(cell.key, ""), cell.outline)
-        for number, cell in enumerate(cells, start=1)
-        if cell.runs
-    ]
+    there = []
+    for number, cell in enumerate(cells, start=1):
+        if cell.runs:
+            own, place = known.get(cell.key, ("", None))
+            there.append(Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, own, cell.outline, place))
     keys = {cell.key for cell in cells if cell.code}
     gone = [node for node in given if parsing.key(node) not in keys and _is_graded(node)]
     return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source) for node in gone]
 
 
-def moved_cells(stem: str, units: list[Unit]) -> list[Unit]:
+def moved_cells(units: list[Unit]) -> list[Unit]:
     """Given cells of a notebook that are not in the course's order: as few as explain the student's order."""
-    if not is_notebook(stem):
-        return []
-    course = [cell.source for cell in read_percent(source_path(stem).read_text("utf-8"), stem).cells]
-    there = [unit for unit in units if unit.source and unit.text.strip()]
-    order = [course.index(unit.source) for unit in there]
+    there = [unit for unit in units if unit.place is not None and unit.text.strip()]
+    order = [unit.place for unit in there]
     kept = SequenceMatcher(None, sorted(order), order, False).get_matching_blocks()
     in_order = {place for block in kept for place in range(block.b, block.b + block.size)}
     return [unit for place, unit in enumerate(there) if place not in in_order]

@@ -103,16 +103,14 @@ def edited(cell: Cell, source: str) -> Cell:
 def outline(code: str) -> Outline:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        nodes, error, line = [], "", 0
         try:
-            compile(code, "<source>", "exec", dont_inherit=True)
-            error, line = "", 0
+            tree = ast.parse(code)
+            nodes = list(ast.walk(tree))
+            compile(tree, "<source>", "exec", dont_inherit=True)
         except NO_PYTHON as problem:
             error = f"{type(problem).__name__}: {getattr(problem, 'msg', problem)}"
             line = getattr(problem, "lineno", None) or 1
-        try:
-            nodes = list(ast.walk(ast.parse(code)))
-        except NO_PYTHON:
-            nodes = []
     named = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     return Outline(error, line, [[node.name, node.lineno, node.end_lineno] for node in named])
 

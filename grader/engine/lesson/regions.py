@@ -296,6 +296,7 @@ def rebound(given: Sequence[str], cell: str) -> list[Change]:
     ]
 
 
+@functools.lru_cache(maxsize=256)
 def _names_bound(code: str) -> set[str]:
     """The names that a given cell binds where it is not inside a function or class; of a cell with magics, none."""
     try:
