@@ -155,13 +155,18 @@ def gradients(seed):
 
 # What a rank finds in its own gradients; ranks must not sort by it.
 OWN = {
-    "an order by the norm": lambda gradient: -gradient.norm().item(),
+    "an order by the norm": lambda gradient: gradient.norm().item(),
     "an order by the size, and by the norm where sizes are equal": lambda gradient: (
-        -gradient.numel(),
-        -gradient.norm().item(),
+        gradient.numel(),
+        gradient.norm().item(),
     ),
-    "an order by the numbers that are not 0": lambda gradient: -int(gradient.count_nonzero()),
+    "an order by the numbers that are not 0": lambda gradient: int(gradient.count_nonzero()),
 }
+
+
+def largest_first(found):
+    """The places of these in a list of them, sorted; of equals, the first one first."""
+    return tuple(sorted(range(len(found)), key=found.__getitem__, reverse=True))
 
 
 def average_on_rank(code, rank, world, seeds):
@@ -189,7 +194,7 @@ def test_todo02_average_gradients(student):
     own_of = {world: [gradients(seed) for seed in student.seeds(world)] for world in (2, 3)}
     for own in own_of.values():
         for wrong, key in OWN.items():
-            orders = {tuple(sorted(range(len(SHAPES)), key=[key(g) for g in mine].__getitem__)) for mine in own}
+            orders = {largest_first([key(gradient) for gradient in mine]) for mine in own}
             student.premise(len(orders) > 1, wrong)
     for world, own in own_of.items():
         seeds = student.seeds(world)

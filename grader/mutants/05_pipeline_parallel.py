@@ -1829,25 +1829,7 @@ WRONG = [
     Answer(
         12,
         "counts on every rank",
-        [
-            None,
-            None,
-            """
-        modes = [chunk.training for chunk in chunks]
-        total, count = 0.0, 0
-        for chunk in chunks:
-            chunk.eval()
-        with torch.no_grad():
-            for batch in batches:
-                losses = execute(forward_only(world, len(batch.xs), len(chunks)), chunks, batch, rank, world)
-                counted = sum(int((y != IGNORE).sum()) for y in batch.ys)
-                total += counted * sum(loss.double().item() for loss in losses)
-                count += counted
-        for chunk, mode in zip(chunks, modes, strict=True):
-            chunk.train(mode)
-        return on_all_ranks(total / count, rank, world)
-    """,
-        ],
+        swap=(("if rank == world - 1:", "if True:"), ("total / count if rank == world - 1 else None", "total / count")),
         says="ZeroDivisionError",
     ),
 ]

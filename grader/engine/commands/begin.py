@@ -31,13 +31,12 @@ def start() -> None:
     # One pass over the built-in text: 75 steps, half a minute on two cores.
     short = ["--data", "builtin", "--epochs", "1", "--max-steps", "75", "--batch-size", "12", "--log-every", "2"]
     code = run_once(lessons.student_path(lessons.BASELINE), 1, short, out)
-    skipped = code == 130  # by Ctrl-C, which was offered: what comes next is said all the same
-    if code > 128 and not skipped:
-        fail("the training was stopped by a signal; run ./workbook start again", code)
-    if code and not skipped:
-        fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
-    if not skipped:
+    if code == 0:
         say_report(out, began)
+    elif code > 128 and code != 130:  # 130: Ctrl-C, which was offered
+        fail("the training was stopped by a signal; run ./workbook start again", code)
+    elif code != 130:
+        fail("the baseline does not run, see above; ./workbook reset single_gpu_training brings it back", code)
     say("\nThe lessons:\n" + "\n".join(lesson_map()))
     say("\nLess time? A path through them, with estimates:")
     for name, track in tracks.TRACKS.items():

@@ -72,6 +72,7 @@ def build(
     ] = False,
 ) -> None:
     """Write the student files from solutions/."""
+    from grader.engine.judge.verdict import count_of
     from grader.engine.lesson import build as builder
     from grader.engine.lesson.regions import SourceError
 
@@ -102,7 +103,7 @@ def build(
             problems = audit.problems(runner, chosen)
     for problem in problems:
         say(escape(problem))
-    say("nothing is wrong" if not problems else f"{len(problems)} problem{'s' if len(problems) > 1 else ''}")
+    say("nothing is wrong" if not problems else count_of(len(problems), "problem"))
     raise typer.Exit(bool(problems))
 
 

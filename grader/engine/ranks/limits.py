@@ -74,9 +74,9 @@ def posted(store: Path) -> str:
     another one can read.
     """
     try:
-        left = plain_bytes(store, sandbox.STORE)
+        left = plain_bytes(store, sandbox.MOST_STORE)
     except OSError:
-        return f"a store of more than {sandbox.STORE:,} bytes, or none"
+        return f"a store of more than {sandbox.MOST_STORE:,} bytes, or none"
     own = [
         f"{key[:60]!r} of {len(value):,} bytes"
         for key, value in entries(left)
