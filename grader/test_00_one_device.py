@@ -294,7 +294,7 @@ def test_todo3_flops(student):
             return "These are the FLOPs of the weights. What else does attention compute, in each block?"
         return phases_mixed_up(answer, guess)
 
-    fraction = "How many FLOPs does the run do in a second? Divide that by what the device could do."
+    fraction = "Tokens per second and FLOPs per token: what do they give together, and what is it compared with?"
     check_answers(student, right, hint=suggestion, hints={"utilization": fraction})
 
 
@@ -451,8 +451,8 @@ def test_todo6_growth(student):
         student,
         right,
         hints={
-            "fewest_devices": "How many bytes does each parameter take, with its gradient and AdamW's state? A fraction"
-            " of a device means a whole one.",
+            "fewest_devices": "How many bytes does each parameter take, with its gradient and AdamW's state? Part of"
+            " a device still takes a whole one.",
             "doubling_years": "How many times did it double: which power of 2 is the growth? Divide the years by that.",
         },
     )

@@ -39,9 +39,9 @@ def test_tensors_are_told_where_they_differ_most():
     assert apart([[0, 1], [2]], [[0], [1, 2]]) == ([[0, 1], [2]], [[0], [1, 2]])
 
 
-def test_numbers_that_were_float32_on_the_way_are_told_as_that():
+def test_numbers_that_passed_through_float32_are_told_as_that():
     right = torch.linspace(0.1, 3, 20, dtype=torch.float64)
-    assert "as if it had been float32 on the way" in difference(right.float().double(), right)
+    assert "as if it had passed through float32" in difference(right.float().double(), right)
     assert "float32" not in difference(right + 1e-3, right)
 
 

@@ -13,9 +13,10 @@ activations travel: forward from stage to stage, and their gradients back. While
 work on other micro-batches, so stages may be on different nodes. The result is what one process would have computed.
 
 It builds on 05_pipeline_parallel, part 1 (stages, micro-batches, schedules), and starts as the solution of
-fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at
-every stage: before the last TODO is done, the pipeline has one stage, and all ranks divide the batch. Fill the TODOs in the order of
-their numbers, which is not always the order of the lines; `./workbook check pipeline_training` says how far you have got.
+fsdp_training.py, without what it does not need (earlier solutions are in utils/after_ddp_training.py). It runs at any
+time: until the last TODO is done, the pipeline has one stage, and all ranks divide the batch. Fill the TODOs in the
+order of their numbers, which is not always the order of the lines; `./workbook check pipeline_training` says how far
+you have got.
 
 The ranks are a grid, a DeviceMesh with two axes: along "pp" are the stages of one pipeline, along "data" the ranks that
 have the same layers and divide the batch. Shapes: B sequences in a batch, b in a micro-batch, T tokens, D width.

@@ -171,7 +171,7 @@ def check_norm(
         return
     mistakes = dict(wrongs or {})
     if 0 < clip < right:
-        mistakes["--clip, which the norm is after clipping"] = clip, AFTER_CLIPPING
+        mistakes["--clip, the norm after clipping"] = clip, AFTER_CLIPPING
     done = known(norm, mistakes, lambda seen, mistake: math.isclose(seen, mistake[0], rel_tol=1e-3))
     if done:
         what, hint = done, mistakes[done][1]

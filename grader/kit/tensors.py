@@ -124,7 +124,7 @@ def difference(
     if right.any() and not seen.any():
         return f"is all zeros, and so not {than}"
     if seen.dtype == torch.float64 and close(seen, right, 1e-6, scale):
-        return f"is not {than}: the first six digits agree, as if it had been float32 on the way"
+        return f"is not {than}: the first six digits agree, as if it had passed through float32"
     factor = factor_of(seen, right)
     if factor:
         return f"is {'twice' if factor == 2 else f'{factor:.4g} times'} {than}"

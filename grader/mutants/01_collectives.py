@@ -651,7 +651,7 @@ WRONG = [
         4,
         "added up in float32",
         swap=("growing += arriving", "growing.copy_(growing.float() + arriving.float())"),
-        says="the first six digits agree, as if it had been float32 on the way",
+        says="the first six digits agree, as if it had passed through float32",
     ),
     Answer(4, "returned as float32", swap=("rank]", "rank].float()"), says="in float64"),
     Answer(

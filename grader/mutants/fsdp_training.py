@@ -677,7 +677,7 @@ WRONG = [
             "return norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()",
             "norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])\nreturn norm.full_tensor().item()",
         ),
-        says="it is --clip, which the norm is after clipping",
+        says="it is --clip, the norm after clipping",
     ),
     Answer(
         3,

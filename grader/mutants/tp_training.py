@@ -427,7 +427,7 @@ WRONG = [
         2,
         "norm after clipping",
         swap=("return norm.item()", "return min(norm.item(), args.clip or math.inf)"),
-        says="it is --clip, which the norm is after clipping",
+        says="it is --clip, the norm after clipping",
     ),
     Answer(
         4,

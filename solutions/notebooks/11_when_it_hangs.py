@@ -271,8 +271,8 @@ check("11_when_it_hangs/3")
 #
 # A rank that skips a step skips its collectives as well. The others wait for it, or its next call meets their
 # previous one. The rule: **a rank may handle an error alone only by ending**. Then `torchrun` ends the others, and
-# its summary names the rank that crashed *first*; look for that one, because all other errors follow from it. (A script that
-# prints `error: …` itself, as ours does, ends without such a summary.)
+# its summary names the rank that crashed *first*; look for that one, because all other errors follow from it. (A
+# script that prints `error: …` itself, as ours does, ends without such a summary.)
 
 
 # %%

@@ -174,8 +174,8 @@ def begin_save(state: dict[str, Any], out: Path, step: int, group: dist.ProcessG
     # copies the tensors to CPU memory, and returns a future while a thread writes. The future's result() waits for
     # the end, and raises any error. The threads of all ranks communicate while the ranks themselves do: pass as
     # process_group the `group` that nothing else uses, so that the messages do not mix. The folder must not get its
-    # final name earlier than in TODO 1, nor after an error, which finish() must raise; leftovers must not get in the
-    # way, as there; and it has that name when finish() returns on any rank.
+    # final name earlier than in TODO 1, nor after an error, which finish() must raise. As in TODO 1, leftovers must not
+    # get in the way, and the checkpoint has its name when finish() returns on any rank.
     ### BEGIN SOLUTION
     part, folder = out / f"unfinished-{step}", out / f"step-{step}"
     writing = dcp.async_save(state, checkpoint_id=part, process_group=group)

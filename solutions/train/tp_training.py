@@ -28,8 +28,8 @@ than that needs. When all six TODOs are right, run this as it is, then with --tp
     1 x 4   4
 
 --tp 1 needs more than the limit, --tp 2 less. (The whole copy that rank 0 saves at the end is not counted.) With --tp 1
-each rank has one sequence, and a quarter of everything that the optimizer needs, and still runs out of memory: the forward
-pass gathers a whole block. Which of these numbers does --tp make smaller, and which not? What is --sequence-parallel
+each rank has one sequence, and a quarter of everything that the optimizer needs, and still runs out of memory: the
+forward pass gathers a whole block. Which of these numbers does --tp make smaller, and which not? What is --sequence-parallel
 worth here, and with --seq-len 512?
 
 Papers: Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198; DTensor and FSDP together, arXiv:2410.06511.

@@ -300,7 +300,7 @@ class Student:
                 f"the ranks report collectives of {claimed:,} bytes or more; over their network went {run.wire:,}"
             )
         if posted := " and ".join(call.posted for call in calls if call.posted):
-            self.suspicions.append(f"not all is an address in the store by which the ranks meet: {posted}")
+            self.suspicions.append(f"the store by which the ranks meet holds more than addresses: {posted}")
 
 
 def qualified(function: Callable) -> str:
