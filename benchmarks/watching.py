@@ -133,7 +133,7 @@ def run(
 # What it says
 
 
-SAYS = r"it can never continue|is gone|nothing has moved"
+SAYS = r"it can never continue|is gone|nothing has moved|skipped a call|the ranks part"
 
 
 def said(told: Told) -> tuple[float, str]:
