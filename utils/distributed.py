@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -95,12 +94,18 @@ def let_gloo_rest(seconds: float = 5.0) -> None:
     thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
-    for thread in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # it has ended
-            running = "gloo" in (thread / "comm").read_text()
-            while running and time.monotonic() < deadline:
-                time.sleep(0.001)  # no signal reports it; and meanwhile the thread can take Python's lock
-                running = (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    running = [thread for thread in Path("/proc/self/task").glob("*") if "gloo" in about(thread, "comm")]
+    while running and time.monotonic() < deadline:
+        time.sleep(0.001)  # no signal reports it; and meanwhile a thread can take Python's lock
+        running = [thread for thread in running if about(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]]
+
+
+def about(thread: Path, file: str) -> str:
+    """What Linux reports about a thread; nothing once it has ended."""
+    try:
+        return (thread / file).read_text()
+    except OSError:
+        return ""
 
 
 def is_rank0() -> bool:

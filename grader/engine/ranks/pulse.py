@@ -48,15 +48,17 @@ class Pulse:
         self.started_cpu = dict.fromkeys(range(world), 0.0)
         self.own = dict.fromkeys(range(world), 0.0)
         self.signs = {n: Sign(started) for n in range(world)}
-        self.tasks: dict[int, dict[int, Task]] = {n: {} for n in range(world)}
+        self.tasks: dict[int, dict[int, Task] | None] = dict.fromkeys(range(world))  # None: not read at the last look
         self.children: dict[int, list[int]] = {n: [] for n in range(world)}
         self.wakes: set[int] = set()  # ranks in a sleep that ends on its own
+        self.spoke: set[int] = set()  # ranks that have sent an event since the last look
         self.looked = started
 
     def heard(self, rank: int) -> None:
         """A rank has sent an event."""
         self.cpu_at_event[rank] = self.cpu[rank]
         self.started_at_event[rank] = self.started_cpu[rank]
+        self.spoke.add(rank)
         self.moved(rank)
 
     def moved(self, rank: int) -> None:
@@ -99,7 +101,11 @@ class Pulse:
             except psutil.Error:  # it ended between two looks; the server will report that
                 continue
             self.cpu[rank] = times.user + times.system
-            self.pass_time(rank, pid, elapsed)
+            if rank in self.spoke:  # it runs, so its dozens of threads need not be read
+                self.own[rank] += elapsed
+                self.tasks[rank] = None
+            else:
+                self.pass_time(rank, pid, elapsed)
             sign = self.signs[rank]
             used, started = self.cpu[rank] - sign.cpu, self.started_cpu[rank] - sign.started_cpu
             # gloo's own thread uses a little; code uses more
@@ -107,6 +113,7 @@ class Pulse:
                 self.moved(rank)
             if fault := self.endless(rank, where_now):
                 return fault
+        self.spoke.clear()
         if pids and all(self.silent(n) > (2 * self.sleep_limit if complete(n) else self.sleep_limit) for n in pids):
             rank = min(pids, key=lambda n: (waiting(n), n))
             where, *callers = where_now(rank) or [None]
@@ -127,6 +134,9 @@ class Pulse:
     def pass_time(self, rank: int, pid: int, elapsed: float) -> None:
         """Advance a rank's own time: of the time that has passed, the part in which it was not held up."""
         before, now = self.tasks[rank], tasks_of(pid)
+        if before is None:  # its time goes on from here
+            self.tasks[rank] = now
+            return
         for child in self.children[rank]:
             threads = tasks_of(child)
             self.started_cpu[rank] += sum(t.ran - before[n].ran for n, t in threads.items() if n in before)
