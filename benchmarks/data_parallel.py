@@ -9,15 +9,13 @@ other. Both have buckets of the same size. The table shows each pair, and the ra
 import argparse
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from reference import functions, on_ranks
+from reference import functions, on_ranks, paired
 from rich.console import Console
-from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.model import TransformerLM
@@ -73,28 +71,12 @@ def measure(rank: int, world: int, args: argparse.Namespace) -> dict[str, list[f
 
 
 def show(args: argparse.Namespace, seconds: dict[str, list[float]], load: float) -> None:
-    table = Table(
-        "pair",
-        "ours, ms",
-        "torch's DDP, ms",
-        "speed of ours to torch's",
-        title_justify="left",
-        title=(
-            f"{args.ranks} ranks, {args.batch * args.length} tokens a rank and step, dim {args.dim}, {args.layers}"
-            f" layers, {args.vocab} words; buckets of {args.cap / 2**20:.3g} MiB; a thread each, torch"
-            f" {torch.__version__}, load before {load:.1f}"
-        ),
+    title = (
+        f"{args.ranks} ranks, {args.batch * args.length} tokens a rank and step, dim {args.dim}, {args.layers}"
+        f" layers, {args.vocab} words; buckets of {args.cap / 2**20:.3g} MiB; a thread each, torch"
+        f" {torch.__version__}, load before {load:.1f}"
     )
-    ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
-    for pair, (ours, theirs, ratio) in enumerate(zip(seconds["ours"], seconds["torch"], ratios, strict=True), start=1):
-        table.add_row(str(pair), f"{1000 * ours:.0f}", f"{1000 * theirs:.0f}", f"{ratio:.2f}")
-    medians = [1000 * statistics.median(seconds[name]) for name in ("ours", "torch")]
-    table.add_section()
-    table.add_row(
-        "median",
-        *(f"{median:.0f}" for median in medians),
-        f"{statistics.median(ratios):.2f}, {min(ratios):.2f} … {max(ratios):.2f}",
-    )
+    table, _ = paired(title, "torch's DDP", seconds["ours"], seconds["torch"])
     Console().print(table)
 
 

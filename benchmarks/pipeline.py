@@ -14,14 +14,13 @@ The functions come from the reference solution, solutions/notebooks/05_pipeline_
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from reference import functions, on_ranks
+from reference import functions, on_ranks, paired
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -216,15 +215,9 @@ def speed(args: argparse.Namespace, console: Console) -> dict:
         f"{size:,} parameters, {args.batch * args.length} tokens a step in {args.microbatches} micro-batches; 2 ranks"
         f" of one thread each, gloo, torch {torch.__version__}, load before {args.load:.1f}"
     )
-    table = Table("pair", "ours, s", "Schedule1F1B, s", "ratio of speeds", title=title, title_justify="left")
-    ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
-    for number, (mine, other, ratio) in enumerate(zip(seconds["ours"], seconds["torch"], ratios, strict=True), start=1):
-        table.add_row(str(number), f"{mine:.3f}", f"{other:.3f}", f"{ratio:.2f}")
-    medians = [statistics.median(values) for values in (seconds["ours"], seconds["torch"], ratios)]
-    spread = f"{medians[2]:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
-    table.add_row("median", f"{medians[0]:.3f}", f"{medians[1]:.3f}", spread, style="bold")
+    table, ratio = paired(title, "Schedule1F1B", seconds["ours"], seconds["torch"])
     console.print(table)
-    return seconds | {"ratio": medians[2]}
+    return seconds | {"ratio": ratio}
 
 
 PARTS = {"bubbles": bubbles, "losses": losses, "speed": speed}

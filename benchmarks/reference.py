@@ -1,7 +1,8 @@
-"""What the benchmarks of the notebooks share: the reference solution's functions, and ranks to run them on."""
+"""What the benchmarks of the notebooks share: the reference solution's functions, ranks to run them on, a table of pairs."""
 
 import ast
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from rich.table import Table
 
 from grader.engine.lesson import lessons, regions
 
@@ -50,3 +52,16 @@ def run(rank: int, world: int, folder: str, answers: Any, work: Callable, argume
         answers.put(answer)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def paired(title: str, library: str, ours: list[float], theirs: list[float]) -> tuple[Table, float]:
+    """A table of steps that were timed in turns, ours and the library's, in seconds; and the median ratio of speeds."""
+    table = Table("pair", "ours, s", f"{library}, s", "ratio of speeds", title=title, title_justify="left")
+    ratios = [other / mine for mine, other in zip(ours, theirs, strict=True)]
+    for pair, (mine, other, ratio) in enumerate(zip(ours, theirs, ratios, strict=True), start=1):
+        table.add_row(str(pair), f"{mine:.3f}", f"{other:.3f}", f"{ratio:.2f}")
+    mine, other, ratio = (statistics.median(values) for values in (ours, theirs, ratios))
+    spread = f"{ratio:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+    table.add_section()
+    table.add_row("median", f"{mine:.3f}", f"{other:.3f}", spread, style="bold")
+    return table, ratio

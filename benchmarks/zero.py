@@ -10,15 +10,13 @@ barrier. The losses must agree. The table shows medians, and the ratio of each p
 import argparse
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from reference import functions, on_ranks
+from reference import functions, on_ranks, paired
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -96,30 +94,11 @@ def show(args: argparse.Namespace, seconds: dict[str, list[float]], load: float)
     size = sum(
         p.numel() for p in TransformerLM(args.vocab, args.dim, args.heads, args.layers, args.length).parameters()
     )
-    table = Table(
-        "pair",
-        "ours, s",
-        "fully_shard, s",
-        "ratio of speeds",
-        title_justify="left",
-        title=(
-            f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of a thread"
-            f" each, gloo, torch {torch.__version__}, load before {load:.1f}"
-        ),
+    title = (
+        f"{size:,} parameters, {args.batch * args.length} tokens a rank and step; {args.ranks} ranks of a thread"
+        f" each, gloo, torch {torch.__version__}, load before {load:.1f}"
     )
-    ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["fully_shard"], strict=True)]
-    for number, (mine, other, ratio) in enumerate(
-        zip(seconds["ours"], seconds["fully_shard"], ratios, strict=True), start=1
-    ):
-        table.add_row(str(number), f"{mine:.3f}", f"{other:.3f}", f"{ratio:.2f}")
-    medians = [statistics.median(values) for values in (seconds["ours"], seconds["fully_shard"], ratios)]
-    table.add_row(
-        "median",
-        f"{medians[0]:.3f}",
-        f"{medians[1]:.3f}",
-        f"{medians[2]:.2f} ({min(ratios):.2f} … {max(ratios):.2f})",
-        style="bold",
-    )
+    table, _ = paired(title, "fully_shard", seconds["ours"], seconds["fully_shard"])
     Console().print(table)
 
 
