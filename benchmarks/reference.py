@@ -1,4 +1,4 @@
-"""What the benchmarks of the notebooks share: the reference solution's functions, ranks to run them on, a table of pairs."""
+"""What the benchmarks of the notebooks share: the reference solution's functions, ranks to run them on, their table."""
 
 import ast
 import os
