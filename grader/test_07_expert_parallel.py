@@ -284,8 +284,8 @@ def check_route_gradients(what, found, right, h, router, draw):
             expect(
                 isinstance(got, torch.Tensor), f"{what}: {spoken} have no gradient that reaches {of}", "a gradient", got
             )
-            # Softmax of large logits is nearly constant, and they are rounded: so its gradient is compared with the
-            # numbers it is made of, to 2e-5. Of 24,000 of right answers in two spellings, 7e-6 was the worst.
+            # Softmax of large logits is nearly constant, and the logits are rounded. So its gradient may be wrong by
+            # 2e-5 of the numbers it is made of. Two right answers were wrong by at most 7e-6, in 24,000 gradients.
             expect(
                 near(got, gradient, 1e-4, 0.2 * size * math.sqrt(gradient.numel()), torch.float32),
                 f"{what}: the gradient that {spoken} give {of} is wrong",
@@ -468,7 +468,7 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0, dtype=t
     """
     spoken = {"h": "the tokens", "gates": "the gates"}
     # An expert's gradient is a sum over its tokens, of terms of size one, and may nearly cancel. Of 3,000 draws in
-    # bfloat16, it was wrong by 0.22 of itself at most, and by 0.026 of itself or of one, whichever is larger.
+    # bfloat16, it was wrong by up to 0.22 of itself, but by at most 0.026 of the larger of itself and 1.
     scale = 2.0 if dtype == torch.bfloat16 else 0.1
     for name, tensor in inputs.items():
         due = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -45,12 +45,14 @@ def test_numbers_that_passed_through_float32_are_told_as_that():
     assert "float32" not in difference(right + 1e-3, right)
 
 
-def test_the_right_numbers_in_another_order_are_told_as_that():
+def test_the_right_numbers_in_a_different_order_are_told_as_that():
     right = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
     told = difference(right.view(4, 3).T.contiguous(), right)
-    assert told.endswith("differ): the right numbers, in another order") and "first at [0, 1]" in told
-    assert "another order" not in difference(right.flip(0) + 1e-3, right)
-    assert "another order" not in difference(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]))  # by chance
+    assert told.endswith("differ): the numbers are right, but in a different order") and "first at [0, 1]" in told
+    assert "different order" not in difference(right.flip(0) + 1e-3, right)
+    assert "different order" not in difference(
+        torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0])
+    )  # by chance
 
 
 def test_long_lists_of_names_are_told_by_what_only_one_has():

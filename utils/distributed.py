@@ -94,13 +94,13 @@ def let_gloo_rest(seconds: float = 5.0) -> None:
     thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
-    running = [thread for thread in Path("/proc/self/task").glob("*") if "gloo" in about(thread, "comm")]
+    running = [thread for thread in Path("/proc/self/task").glob("*") if "gloo" in _about(thread, "comm")]
     while running and time.monotonic() < deadline:
         time.sleep(0.001)  # no signal reports it; and meanwhile a thread can take Python's lock
-        running = [thread for thread in running if about(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]]
+        running = [thread for thread in running if _about(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]]
 
 
-def about(thread: Path, file: str) -> str:
+def _about(thread: Path, file: str) -> str:
     """What Linux reports about a thread; nothing once it has ended."""
     try:
         return (thread / file).read_text()

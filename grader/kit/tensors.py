@@ -128,14 +128,13 @@ def difference(
     factor = factor_of(seen, right)
     if factor:
         return f"is {'twice' if factor == 2 else f'{factor:.4g} times'} {than}"
-    order = ": the right numbers, in another order" if reordered(seen, right, rel, scale) else ""
+    order = ": the numbers are right, but in a different order" if reordered(seen, right, rel, scale) else ""
     return f"is not {than}{places(seen, right, rel, scale)}{order}"
 
 
 def reordered(seen: torch.Tensor, right: torch.Tensor, rel: float, scale: float) -> bool:
-    """Whether it has the same numbers at other places. Of a few numbers, or of whole ones, that says little."""
-    enough = right.unique().numel() > 8
-    return enough and close(seen.flatten().sort().values, right.flatten().sort().values, rel, scale)
+    """Whether it has the same numbers at different places. If few of them differ, that may be chance."""
+    return right.unique().numel() > 8 and close(seen.flatten().sort().values, right.flatten().sort().values, rel, scale)
 
 
 def factor_of(seen: torch.Tensor, right: torch.Tensor) -> float:
