@@ -26,20 +26,21 @@ from torch import nn
 from grader.kit import (
     PARTED,
     Given,
+    Private,
     as_evidence,
+    cases,
+    check_answers,
     check_sent,
     check_shape,
     check_tensor,
-    near,
-    Private,
-    cases,
-    check_answers,
     count_of,
     expect,
     hinted,
     kind_of,
     mark,
     mixed_dtypes,
+    near,
+    ranks_of,
     shares as uneven_shares,
     strided,
     todo,
@@ -1147,13 +1148,7 @@ def grouped_on_rank(code, rank, world, spread):
     made = code.make_groups(rank, world, spread)
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         return {"groups": several(made, 2)}
-    members = []
-    for group in made:
-        # A group that a rank is not in is a number to it.
-        members.append(
-            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else kind_of(group)
-        )
-    return {"groups": members}
+    return {"groups": [ranks_of(group) for group in made]}
 
 
 def gradients_for(seed, shapes, dtypes):
@@ -1283,7 +1278,7 @@ def check_groups(student, world, spread):
         for name, got, right in zip(("that exchanges tokens", "that holds the same experts"), groups, due, strict=True):
             expect(
                 isinstance(got, list),
-                f"{what}: rank {rank}'s group {name} is {got}: the rank is not in it, or it is not a group",
+                f"{what}: rank {rank}'s group {name} is {got}, not a group with this rank in it",
                 f"ranks {right}",
                 got,
                 rank,

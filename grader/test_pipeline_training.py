@@ -34,7 +34,9 @@ from grader.kit import (
     check_calls,
     check_checkpoint,
     check_dealt,
+    check_last_weights,
     check_norm,
+    check_parts_travel,
     check_tensor,
     collectives,
     corpus,
@@ -47,6 +49,7 @@ from grader.kit import (
     mark,
     must_move,
     one_writer,
+    ranks_of,
     record_files,
     rectangles,
     reported,
@@ -55,8 +58,6 @@ from grader.kit import (
     shares,
     tiny_model,
     todo,
-    check_parts_travel,
-    check_last_weights,
 )
 from utils.data import IGNORE, Windows
 from utils.loss import head_loss
@@ -321,7 +322,7 @@ def left_of(stage, model):
     return {
         "stage": stage.stage_index,
         "of": stage.num_stages,
-        "group": sorted(dist.get_process_group_ranks(stage.group)),
+        "group": ranks_of(stage.group),
         "held": elements(module.parameters()),
         "meta": sum(p.is_meta for p in module.parameters()),
         "bfloat16": bool(getattr(module, "bfloat16", False)),

@@ -1,5 +1,6 @@
 """The `workbook` script: which Python it takes, what it installs, and when. The Pythons here are stand-ins."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -146,6 +147,30 @@ def test_goes_on_after_an_interruption(bench):
     (bench.course / ".venv" / "pip").unlink()  # as if stopped before pip was in it
     bench.run("status")
     assert bench.log("-m venv --clear") and bench.log("install -r")
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="this machine has no flock")
+def test_a_second_command_waits_for_the_first_ones_packages(bench):
+    (bench.bin / "flock").symlink_to(shutil.which("flock"))
+    bench.python()
+    bench.run("status")
+    done = bench.course / ".venv" / "installed"
+    done.rename(bench.course / "aside")
+    first = os.open(bench.course, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    second = subprocess.Popen(
+        [str(bench.course / "workbook"), "status"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": str(bench.bin), "LOG": str(bench.log_file)},
+    )
+    assert "waiting for it" in second.stderr.readline()
+    bench.log_file.write_text("")
+    (bench.course / "aside").rename(done)
+    os.close(first)
+    assert second.communicate(timeout=60)[0].startswith("ran ") and second.returncode == 0
+    assert not bench.log("install")
 
 
 def test_a_clusters_own_python(bench):

@@ -12,7 +12,7 @@
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
-| on a rank: what the student's code returned | `as_evidence`; `kind_of`, in words |
+| on a rank: what the student's code returned | `as_evidence`; `ranks_of` a process group; `kind_of`, in words |
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
@@ -50,6 +50,7 @@ from grader.kit.on_rank import (
     plain,
     plain_name,
     raised,
+    ranks_of,
     saved_file,
 )
 from grader.kit.predictions import a_number, both, check_answers, known, same_numbers, written

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from grader.engine.inside.observe import Reporter, mark, next_world
@@ -83,6 +84,18 @@ def crossed(passes: Sequence[tuple[Callable, Sequence[torch.Tensor], torch.Tenso
         for out, tensors, grad in outs
     ]
     return as_evidence(found)
+
+
+def ranks_of(group: Any) -> list[int] | str:
+    """The ranks of a process group, ascending; in words, what it is instead. To a rank that is not in it, a group is a
+    number.
+    """
+    if not isinstance(group, dist.ProcessGroup):
+        return kind_of(group)
+    try:
+        return sorted(dist.get_process_group_ranks(group))
+    except KeyError:
+        return "a process group of an earlier call, which has been destroyed"
 
 
 def plain_name(name: str) -> str:

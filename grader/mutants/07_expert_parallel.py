@@ -1115,7 +1115,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
             return groups""",
             None,
         ],
-        says="the second call in one process: ",
+        says="a process group of an earlier call",
     ),
     Answer(
         6,
