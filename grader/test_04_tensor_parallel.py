@@ -353,7 +353,7 @@ def check_border(student, trials, right, hint_forward="", hint_sent=""):
         inputs = dict(zip(("name", "shape", "out", "dtype", "turned", "zeros"), trial))
         jobs.append((world, border_on_rank, inputs, (trial, forward, backward)))
     reached = in_one_run(student, jobs)[border_on_rank]  # the first fault is the last that is known
-    reached.sort(key=lambda case: case[1][0][4])  # `turned` last: a plain mistake is told of a contiguous tensor
+    reached.sort(key=is_turned)  # last: a plain mistake is told of a contiguous tensor
     for world, (trial, nbytes, _), ranks, marked in reached:
         told = spoken_border(world, *trial)
         with hinted(hint_forward):
@@ -365,6 +365,11 @@ def check_border(student, trials, right, hint_forward="", hint_sent=""):
         check_backward(told, world, trial, seeds[:world], right, ranks)
         why = "fewer are enough" if nbytes else NONE_DUE
         check_sent(f"{told}, backward", marked[2], nbytes, nbytes, why, hint=hint_sent)
+
+
+def is_turned(case):
+    _, ((_name, _shape, _out, _dtype, turned, _zeros), _, _), *_ = case
+    return turned
 
 
 def spoken_border(world, name, shape, out, dtype, turned, zeros):
