@@ -100,15 +100,7 @@ def test_check_reports_and_remembers(course):
         "where",
     }
     crash = done.stdout[done.stdout.index("✗ ddp_training/4") : done.stdout.index("ddp_training/5")]
-    for word in (
-        "expected",
-        "seen",
-        "NameError",
-        "train/ddp_training.py:",
-        "why",
-        "hint",
-        "./workbook hint ddp_training/4",
-    ):
+    for word in ("NameError", "train/ddp_training.py:", "why", "hint", "./workbook hint ddp_training/4"):
         assert word in " ".join(crash.split())
     assert "ddp_training/1 pass\n" in course.progress() and "ddp_training/4 fail hints=1\n" in course.progress()
 

@@ -95,6 +95,18 @@ def test_ranks_and_their_threads_use_batch_scheduling(runner):
     assert launch(runner, body).evidence == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return torch.oness(2)", "has no attribute 'oness' (perhaps 'ones'?), at train/x.py:"),
+        ("world_size = 2; return world_siz", "name 'world_siz' is not defined (perhaps 'world_size'?), at"),
+        ("return torch.ones(2).xyzzy", "has no attribute 'xyzzy', at"),
+    ],
+)
+def test_a_misspelled_name_is_told_with_one_that_exists(runner, body, words):
+    assert words in launch(runner, body).fault.message
+
+
 def test_output_and_files_are_kept_apart(runner):
     run = launch(
         runner, "print('out', rank); print('err', rank, file=sys.stderr); open(f'f{rank}', 'w').write('x'); return 0"

@@ -11,9 +11,10 @@ from grader.engine.commands import screen
 from grader.engine.judge.answers import answered
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of
-from grader.engine.judge.verdict import Wrong, apart, expect, hinted
+from grader.engine.judge.verdict import Verdict, Wrong, apart, expect, hinted
+from grader.engine.judge.words import details
 from grader.engine.lesson import lessons
-from grader.engine.ranks.diagnose import Diagnosis
+from grader.engine.ranks.diagnose import Diagnosis, Fault
 from grader.engine.ranks.endings import parted
 from grader.kit.tensors import difference
 from tests.test_diagnose import feed, op
@@ -99,6 +100,21 @@ def test_the_students_own_line_is_named_and_not_one_in_a_function_that_was_given
     told = judge.by_own_lines(1, fault)
     assert told.count("train/x.py:7 (TODO 1)") == 2 and "train/x.py:2" not in told
     assert judge.place(1, fault) == "train/x.py:7 (TODO 1), which calls train/x.py:2"
+
+
+def test_a_line_is_told_once():
+    """Of a comprehension, which is a function of its own, too; and not again as the place, if the message has it."""
+    judge = Judge.__new__(Judge)
+    judge.student = type("Student", (), {"units": [lessons.Unit("train/x.py", GIVEN, GIVEN)], "batch": []})()
+    fault = Fault("crash", "", 0, ["train/x.py", 8, "<listcomp>"], callers=[["train/x.py", 8, "ring"]])
+    assert judge.place(1, fault) == "train/x.py:8 (TODO 1)"
+    stopped = dict(lesson="x", todo=1, title="", status="fail", cause="crash", points=0, max_points=1)
+    told = Verdict(
+        **stopped, message="it stopped with KeyError, at train/x.py:8", seen="KeyError", where="train/x.py:8"
+    )
+    assert [name for name, _ in details(told)] == ["why", "hint"]
+    told.message = "it stopped"
+    assert [name for name, _ in details(told)] == ["seen", "where", "why", "hint"]
 
 
 @pytest.mark.parametrize("width", [60, 200])

@@ -240,6 +240,7 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
             kwargs.pop("device_id", None)
         reporter.say(e="wait")
         init(backend, *args, **kwargs)
+        kept.add(dist.group.WORLD)
         if reporter.on_gpu:
             reporter.host = new_group(backend="gloo")._get_backend(torch.device("cpu"))
         reporter.say(e="done")
@@ -260,6 +261,8 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
         )
         reporter.say(e="wait")
         group = new_group(*args, **kwargs)
+        if isinstance(group, dist.ProcessGroup):  # this rank is in it
+            kept.add(group)
         reporter.say(e="done")
         return group
 
@@ -269,7 +272,8 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
 
 
 # Groups live as long as the process. Gloo's destructor joins its threads with the GIL held, and a thread
-# that drops the last reference to a tensor that Python has seen (here, every tensor) needs the GIL: deadlock.
+# that drops the last reference to a tensor that Python has seen (here, every tensor) needs the GIL: deadlock. And it
+# closes connections: those of a rank that is still making the group would be reset.
 kept: set[dist.ProcessGroup] = set()
 ended: set[dist.ProcessGroup] = set()  # groups of the first call: gloo itself would still serve them
 

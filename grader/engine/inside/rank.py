@@ -21,7 +21,9 @@ the inputs, which only this rank may see, come from the judge over its own conne
 """
 
 import atexit
+import builtins
 import contextlib
+import difflib
 import functools
 import importlib
 import json
@@ -306,10 +308,23 @@ def own_function(student: types.ModuleType, rank: int, world: int, name: str, in
     return getattr(student, name)(evidence.decoded(inputs[rank]), rank, world)
 
 
+def suggestion(error: BaseException) -> str:
+    """A name that exists and is spelled like the one that was not found, as Python itself suggests it in a terminal."""
+    names = []
+    with contextlib.suppress(Exception):  # `dir` of a student's object may do anything
+        if isinstance(error, AttributeError):
+            names = dir(error.obj)
+        elif isinstance(error, NameError):
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            names = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    found = difflib.get_close_matches(error.name or "", names, n=1) if names else []
+    return f" (perhaps '{found[0]}'?)" if found else ""
+
+
 def describe(error: BaseException) -> dict:
     """What the judge needs to know about an exception: type, text, frames."""
     frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])
-    text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    text = "; ".join([str(error) + suggestion(error), *getattr(error, "__notes__", ())])
     return {"type": type(error).__name__, "text": text[:2000], "frames": frames}

@@ -370,13 +370,18 @@ class Judge:
         owner = self.owner(problem.where)
         said = place(problem.where) + (f" (TODO {owner})" if owner else "")
         if owner == number:  # of its functions the one that was given something wrong may be innocent
-            callers = [line for line in problem.callers if line[2] != problem.where[2] and self.owner(line) == number]
+            callers = [line for line in problem.callers if self.owner(line) == number and apart(line, problem.where)]
             own = callers[0] if callers and problem.cause == "crash" else None
         else:
             own = self.line_in_todo(number, problem.callers)
         if own is None or (owner and self.owner(own) != number):
             return said
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
+
+
+def apart(line: Where, other: Where) -> bool:
+    """Whether these lines are different ones of different functions: a comprehension is a function in its line."""
+    return line[:2] != other[:2] and line[2] != other[2]
 
 
 CHANGED = "lines that were given are changed or gone"

@@ -15,10 +15,12 @@ def heading(verdict: Verdict) -> str:
 
 
 def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Pairs of a name and a text: what is wrong, where, why it matters, what to try."""
+    """Pairs of a name and a text: what is wrong, where, why it matters, what to try; but not what the message says."""
     if verdict.cause not in ("not_attempted", "prerequisite", None):
-        for name in ("expected", "seen", "where"):
-            if value := getattr(verdict, name):
+        told = verdict.cause == "crash" and (verdict.seen or "") in verdict.message  # that it should end normally, too
+        for name in ("where",) if told else ("expected", "seen", "where"):
+            value = getattr(verdict, name)
+            if value and not (name == "where" and value in verdict.message):
                 yield name, value
     if verdict.status == "fail":
         yield "why", verdict.why
