@@ -141,6 +141,7 @@ def steps_on_rank(code, rank, world, line, rate, steps):
                 "loss": float(loss) if isinstance(loss, (int, float, torch.Tensor)) else math.nan,
                 "seconds": {str(k): float(v) for k, v in seconds.items()} if isinstance(seconds, dict) else {},
                 "line": [model.weight.item(), model.bias.item()],
+                "graph": any(p.grad is not None and p.grad.requires_grad for p in model.parameters()),
             }
         )
     return found
@@ -218,6 +219,13 @@ def test_todo2_phases(student):
             f"the loss of step {number} is not what gradient descent gives",
             loss,
             found["loss"],
+        )
+        expect(
+            not found["graph"],
+            f"after step {number} the gradients keep their graph alive, and with it the memory of the step",
+            "gradients that autograd does not follow",
+            "gradients with a graph",
+            hint="Does anything differentiate these gradients again? Only then backward() must make a graph of them.",
         )
         for name, after, moved, never_emptied in zip(("weight", "bias"), found["line"], wanted, added_up, strict=True):
             expect(
@@ -344,9 +352,13 @@ def test_todo4_roofline(student):
         peak, bandwidth = draw.uniform(1e14, 1e15), draw.uniform(1e12, 4e12)
         intensity = side * peak / bandwidth
         right["attainable_speed", (intensity, peak, bandwidth)] = min(1.0, side) * peak
-    for itemsize, wide in ((2, True), (4, True), (4, False)):
+    shares = (draw.uniform(0.1, 0.8), draw.uniform(0.1, 0.8), 1e-5, 1 - 1e-5, draw.uniform(1.1, 2.0))  # of the limit
+    for itemsize, share in zip(
+        (2, 4, 4, 2, 4), shares, strict=True
+    ):  # the third: a part of a token; then 2^24 and more
+        wide = share < 1
         k, n = draw.randrange(2000, 4000), draw.randrange(5000, 9000)
-        ridge = k * n / (k + n) / itemsize * 2 * (draw.uniform(0.1, 0.8) if wide else draw.uniform(1.1, 2.0))
+        ridge = k * n / (k + n) / itemsize * 2 * share
         bandwidth = draw.uniform(1e12, 4e12)
         peak = ridge * bandwidth
         edge = itemsize * peak / bandwidth
@@ -581,6 +593,9 @@ def test_todo8_decide(student):
             right.append(["one device" if for_time == 1 else "data parallel", for_time])
         else:
             right.append(["divide the model", max(for_time, math.ceil(state / (1 - sequence)))])
+    devices, room = draw.randrange(3, 9), 2.0**34  # just as many as hold it
+    cases.append([int(devices * room / 16), room / 2, 1.5 * room, 1.0, 2.0])
+    right.append(["divide the model", devices])
     seen = student.call(decisions_on_rank, world=1, group=False, cases=cases).evidence[0]
     for (parameters, sequence, memory, days, deadline), wanted, found in zip(cases, right, seen, strict=True):
         expect(

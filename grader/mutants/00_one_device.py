@@ -124,6 +124,39 @@ WRONG = [
         swap=("(devices / speed_up - 1) / (devices - 1)", "max(0.0, (devices / speed_up - 1) / (devices - 1))"),
         says="fixed_share",
     ),
+    Answer(
+        2,
+        "gradients that keep their graph",
+        swap=("loss.backward()", "loss.backward(create_graph=True)"),
+        says="keep their graph alive",
+    ),
+    Answer(
+        4,
+        "at least one token",
+        swap=("return edge * k * n / per_token if", "return max(1.0, edge * k * n / per_token) if"),
+    ),
+    Answer(
+        4,
+        "searched up to a million tokens",
+        [
+            None,
+            None,
+            """
+            most = 2.0**20
+            intensity = 2 * most * k * n / (itemsize * (most * k + k * n + most * n))
+            edge = itemsize * peak / bandwidth
+            return edge * k * n / (2 * k * n - edge * (k + n)) if intensity * bandwidth >= peak else math.inf
+            """,
+        ],
+    ),
+    Answer(
+        8,
+        "one device more than just holds it",
+        swap=(
+            "math.ceil(sum(state_bytes(parameters)) / (memory - sequence_bytes))",
+            "int(sum(state_bytes(parameters)) // (memory - sequence_bytes)) + 1",
+        ),
+    ),
 ]  # fmt: skip
 
 RIGHT = [

@@ -862,6 +862,7 @@ WRONG = [
         says="equal_size(4, 0.",
     ),
     Answer(9, "a latency that is never below 0", swap=("alpha.item()", "max(alpha.item(), 0.0)"), says="fit("),
+    Answer(9, "one measurement of each size", swap=("(sizes, seconds))", "zip(*dict(zip(sizes, seconds)).items()))")),
 ]
 
 RIGHT = [
