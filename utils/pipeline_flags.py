@@ -53,6 +53,6 @@ def stages_a_rank(p: int, args: argparse.Namespace) -> int:
 
 
 def by_number(blocks: int, n_stages: int) -> list[range]:
-    """The blocks of each stage: equally many, the first ones with one more if there is a remainder."""
+    """The blocks of each stage: equally many, or some with one more if there is a remainder."""
     borders = [math.ceil(k * blocks / n_stages) for k in range(n_stages + 1)]
     return [range(begin, end) for begin, end in pairwise(borders)]

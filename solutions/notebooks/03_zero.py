@@ -25,6 +25,8 @@ sys.path.insert(0, str(course))
 from grader import check
 
 # %%
+import copy
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -400,7 +402,8 @@ def state_of_parts(whole: dict, rank: int, world: int) -> dict:
     ### BEGIN SOLUTION
     state = {
         number: {
-            name: my_part(value, rank, world).clone() if is_long(value) else value for name, value in values.items()
+            name: my_part(value, rank, world).clone() if is_long(value) else copy.deepcopy(value)
+            for name, value in values.items()
         }
         for number, values in whole["state"].items()
     }

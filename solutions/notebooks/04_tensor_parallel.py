@@ -108,9 +108,9 @@ print(f"equal at {even_tokens(4096, 8):,.0f} tokens")
 check("04_tensor_parallel/1")
 
 # %% [markdown]
-# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens and the width. They meet at $4.5\,D$
-# tokens in the batch, on any number of ranks: with more, FSDP sends less. (Two counts of tokens are easily confused
-# here: a tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
+# FSDP's bytes depend on the weights alone, tensor parallelism's on the tokens and the width. They meet at about
+# $4.5\,D$ tokens in the batch, on any number of ranks: with more, FSDP sends less. (Two counts of tokens are easily
+# confused here: a tensor-parallel rank works on all tokens of that batch, an FSDP rank on $1/N$ of them.)
 #
 # One difference appears in no formula here: FSDP can gather the next block while this one computes. A tensor-parallel
 # layer *waits* for its all-reduce, since what comes next needs the sum. Asynchronous tensor parallelism hides part of

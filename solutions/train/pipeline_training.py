@@ -163,7 +163,7 @@ def cut(blocks: int, n_stages: int, head: float) -> list[range]:
     The last stage also has the head, which costs as much as `head` blocks.
     """
     # TODO 1: Cut the model so that its slowest stage is as fast as possible. by_number gives every stage the same
-    # number of blocks, and the first ones one more if there is a remainder: that looks fair, but adds the head to a
+    # number of blocks, and some of them one more if there is a remainder: that looks fair, but adds the head to a
     # stage that is already full. The embeddings cost next to nothing. Where two cuts are equally fast, either is right.
     ### BEGIN SOLUTION
     if n_stages == 1:

@@ -202,9 +202,9 @@ def find_newest(out: Path) -> Path | None:
     # contains .metadata, which is written last.
     ### BEGIN SOLUTION
     whole_ones = [folder for folder in out.glob("step-*") if (folder / ".metadata").is_file()]
-    numbers = [folder.name.removeprefix("step-") for folder in whole_ones]
-    steps = [int(number) for number in numbers if number.isdecimal()]
-    return out / f"step-{max(steps)}" if steps else None
+    numbers = {folder: folder.name.removeprefix("step-") for folder in whole_ones}
+    steps = {folder: int(number) for folder, number in numbers.items() if number.isdecimal()}
+    return max(steps, key=steps.get, default=None)
     ### STUDENT
     # return None
     ### END SOLUTION
