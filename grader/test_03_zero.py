@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    STALE,
     Private,
     as_evidence,
     check_shape,
@@ -238,7 +239,9 @@ def cut_on_rank(code, rank, world, worlds):
     seen = []
     for shape in SHAPES:
         for n in worlds:
-            tensor = 1 + torch.arange(float(math.prod(shape))).view(shape)
+            numel, offset = math.prod(shape), 5 * (n in (2, 4))
+            # Contiguous, but some begin in the middle of a larger tensor, as a bucket's do.
+            tensor = (1 + torch.arange(-offset, float(numel)))[offset:].view(shape)
             size = code.shard_size(tensor.numel(), n)
             expected = math.ceil(tensor.numel() / n)  # the other functions are tested with the right size
             parts = [code.my_part(tensor, r, n) for r in range(n)]
@@ -585,6 +588,9 @@ def train_on_rank(code, rank, world, seed, stage, kind, odd, layers, steps, pass
                 else Stepped(code, *arguments, **OPTIONS[kind])
             )
             inner = optimizer.optimizer
+            if stage == 1:
+                for part in filter(len, optimizer.parts):
+                    part.grad = torch.full_like(part, STALE)  # it is to be set, not added to
             if stage == 2:
                 code.reduce_when_ready(optimizer.parameters, optimizer.parts, world)
         measured.close()  # watching every operation takes time; what follows up to the first step is done once more
@@ -1254,6 +1260,27 @@ def check_saved(told, saved, plain, rank):
             )
 
 
+def zeros_on_rank(code, rank, world, slopes):
+    """Each rank's gradient of one parameter is all zeros."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(world)]
+    parts = [parameter.detach()[2 * rank : 2 * rank + 2].requires_grad_() for parameter in parameters]
+    code.reduce_when_ready(parameters, parts, world)
+    sum(slope * parameter.sum() for slope, parameter in zip(slopes, parameters, strict=True)).backward()
+    return {"grads": as_evidence([part.grad for part in parts])}
+
+
+def check_zeros(student):
+    world = 2
+    slopes = [[0.0 if number == rank else 2.0 + number for number in range(world)] for rank in range(world)]
+    with hinted("Which numbers does a gradient have that decides nothing? The others wait for it all the same."):
+        run = student.call(zeros_on_rank, world=world, slopes=Private(slopes))
+    for rank, seen in enumerate(run.evidence):
+        for number, grad in enumerate(seen["grads"]):
+            right = torch.full((2 - rank,), sum(mine[number] for mine in slopes) / world)
+            told = f"where rank {number}'s gradient is all zeros, the gradient of the part on rank {rank}"
+            check_tensor(told, grad, right, REL, rank, than="the mean over all ranks")
+
+
 @todo(
     6,
     minutes=15,
@@ -1279,7 +1306,9 @@ def check_saved(told, saved, plain, rank):
     ),
 )
 def test_todo6_stage_2(student):
-    check_stage(student, 2, stage_trials(student, 2))
+    trials = stage_trials(student, 2)
+    check_stage(student, 2, trials)
+    check_zeros(student)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1361,6 +1390,11 @@ def unit_on_rank(code, rank, world, factor, dtype):
         }
         code.reshard(unit)
         seen["at last"] = {"weights": sum(p.untyped_storage().nbytes() for p in parameters)}
+        with torch.no_grad():
+            for shard in unit.shards:
+                shard.mul_(2)
+        code.unshard(unit)
+        seen["whole again"] = {name: p.detach().clone() for name, p in module.named_parameters()}
     return seen
 
 
@@ -1469,6 +1503,7 @@ def check_unit(run, right, world, dtype):
             f"{seen['at last']['weights']} bytes",
             rank,
         )
+        check_unsharded_again(on, seen, right, rank)
 
 
 def check_unsharded(on, seen, right, nbytes, rank):
@@ -1495,6 +1530,15 @@ def check_unsharded(on, seen, right, nbytes, rank):
         rank,
         "Layers, hooks and the optimizer all have this very object. What of it can you change so that they see it?",
     )
+
+
+def check_unsharded_again(on, seen, right, rank):
+    """After a step on the shards the weights are new."""
+    for name, weight in right["weights"].items():
+        told = f"resharded, stepped and unsharded again {on}, {name} on rank {rank}"
+        wrongs = {"it was before the step": weight}
+        hint = "Between two passes the optimizer changes the shards. Where does unshard take the numbers from?"
+        check_tensor(told, seen["whole again"][name], 2 * weight, rank=rank, wrongs=wrongs, hint=hint)
 
 
 def check_unshard_sends(first, again, most, rank):

@@ -1047,6 +1047,42 @@ for p, part in zip(parameters, parts):
         swap=("shards[: shape.numel()].view(shape)", "shards[: shape.numel()].view(shape or (1,))"),
         says="a tensor of shape ()",
     ),
+    Answer(
+        2,
+        "a part at its place in the storage",
+        swap=(
+            "return tensor.view(-1)[rank * size : (rank + 1) * size]",
+            "start = min(rank * size, tensor.numel())\n"
+            "return tensor.as_strided((min(size, tensor.numel() - start),), (1,), start)",
+        ),
+    ),
+    Answer(
+        4,
+        "added to the part's gradient",
+        swap=(
+            "part.grad = shard[: len(part)]",
+            "part.grad = shard[: len(part)] + (0 if part.grad is None else part.grad)",
+        ),
+    ),
+    Answer(
+        6,
+        "zeros are not sent",
+        swap=(
+            "    (shard,) = reduce_to_shards([parameter.grad], world)",
+            "    if not parameter.grad.any():\n"
+            "        part.grad = torch.zeros_like(part)\n"
+            "        return\n"
+            "    (shard,) = reduce_to_shards([parameter.grad], world)",
+        ),
+    ),
+    Answer(
+        8,
+        "gathered once for all steps",
+        swap=(
+            "gather_shards(unit.shards, unit.world), strict=True):",
+            'vars(unit).setdefault("wholes", gather_shards(unit.shards, unit.world)), strict=True):',
+        ),
+    ),
 ]
 
 RIGHT = [
