@@ -544,7 +544,7 @@ def made(kind, seed, width, inner, heads, bias, frozen):
     """A serial layer with random weights and biases: `inner` outputs, hidden numbers or words."""
     torch.manual_seed(seed)
     if kind in ("column", "row"):
-        layer = nn.Linear(*((width, inner) if kind == "column" else (inner, width)), bias=bias)
+        layer = nn.Linear(*((width, inner) if kind == "column" else (inner, width)), bias=bool(bias))
     elif kind == "mlp":
         layer = MLP(width)
         layer.up, layer.down = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
@@ -554,6 +554,8 @@ def made(kind, seed, width, inner, heads, bias, frozen):
         layer = nn.Embedding(inner, width)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    if bias == "of zeros":  # at first: it is trained all the same
+        nn.init.zeros_(layer.bias)
     if frozen is not None:
         [*layer.parameters()][frozen].requires_grad_(False)
     return layer
@@ -670,7 +672,10 @@ def layer_on_rank(code, rank, world, own, kind, seed, **sizes):
         if y.requires_grad:
             y.backward(upstream)
         sgd(layer, RATE)
-    return seen | {"last": layer(x).detach()}
+    seen["last"] = layer(x).detach()
+    if kind in ("column", "row"):
+        seen["a row"], seen["rows of rows"] = layer(x[0, 0]).detach(), layer(x[None]).detach()
+    return seen
 
 
 # Hints for parts of a layer's check that the first hint of its TODO is not about.
@@ -724,6 +729,7 @@ HINTS = {
     "frozen": (
         "A parameter that is frozen in the whole layer stays frozen when it is cut. Where does this one come from?"
     ),
+    "dimensions": "x: (…, inputs) may have any number of dimensions before the last. Which line counts on three?",
     "none": "Go back from the output to this parameter. Where does autograd lose track of it, or is it not used here?",
     "last": (
         "Its first output and gradients are right. Does the forward pass use the parameters themselves, or numbers that"
@@ -743,7 +749,7 @@ PARAMETERS = {
 
 def spoken_trial(kind, world, width, inner, heads, bias, frozen, **_):
     """What the trial is about, in words."""
-    with_bias = f"with{'' if bias else 'out'} biases"
+    with_bias = f"with{'' if bias else 'out'} biases" + (f" {bias}" if bias == "of zeros" else "")
     return (
         {
             "column": f"ColumnLinear of {width} inputs and {inner} outputs, {with_bias}",
@@ -897,6 +903,10 @@ def check_outcome(told, kind, world, rank, mine, right, trial):
     last = share(right["last"])
     told = f"{told}: after {STEPS} steps of SGD, the output on rank {rank}"
     check_tensor(told, mine["last"], last, REL, rank, than="the serial layer's", hint=HINTS["last"])
+    if kind in ("column", "row"):
+        for name, wanted in (("a row", last[0, 0]), ("rows of rows", last[None])):
+            told_of = f"{told}, for an input of {count_of(wanted.ndim, 'dimension')}"
+            check_tensor(told_of, mine[name], wanted, REL, rank, than="the serial layer's", hint=HINTS["dimensions"])
 
 
 def check_gradient(told, name, dim, rank, world, seen, whole, hint):
@@ -996,7 +1006,8 @@ def test_todo3_linear(student):
     shapes += [([6, 4], dim, 2, True) for dim in (0, 1)]
     trials = {world: [] for world in (1, 2, 3, 4)}
     for world in trials:
-        for kind, bias in (("column", True), ("row", True), ("column", False), ("row", False)):
+        with_bias = "of zeros" if world == 3 else True
+        for kind, bias in (("column", with_bias), ("row", with_bias), ("column", False), ("row", False)):
             inner = draw.choice([n for n in range(9, 25) if has_all(n, world)])
             frozen = 0 if not bias and world == 2 else None
             trials[world].append(drawn(draw, kind, draw.randrange(5, 11), inner, bias=bias, frozen=frozen))
@@ -1147,6 +1158,8 @@ def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):
             lambda x: boundary("enter", torch.cat([x, x], dim=1)),  # tokens may well come in there
             lambda x: boundary("join", x),
         )
+        with torch.no_grad():
+            layer(given(kind, seed, width, inner)[0])
         y = layer(given(kind, seed, width, inner)[0])
 
     y = None
@@ -1173,10 +1186,10 @@ def check_borders_used(student, done):
         expect(not error, f"{told}: {error}", "an output for all these tokens", error, rank, LONGER)
         for boundary in ("enter", "join"):
             expect(
-                len(mine[boundary]) == 1,
+                len(mine[boundary]) == 2,
                 f"{name} made with a different `{boundary}` from {'f' if boundary == 'enter' else 'g'} calls it "
-                f"{len(mine[boundary])} times in a forward pass",
-                "once",
+                f"{len(mine[boundary])} times in two forward passes, the first one without gradients",
+                "twice",
                 f"{len(mine[boundary])} times",
                 rank,
             )
@@ -1648,8 +1661,9 @@ def finished_on_rank(code, rank, world, own, cases):
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (4,), (1,), (2, 2), (5,), (2, 3))]
         for number, (p, kind) in enumerate(zip(parameters, kinds, strict=True)):
             p.requires_grad_(kind != "a frozen one")
-            if kind in ("a copy", "a shard"):
-                p.grad = torch.full(p.shape, float(small(own) + 100 * number))
+            if kind in ("a copy", ZEROS, "a shard"):
+                number_of_all = 0 if kind == ZEROS and rank == 0 else small(own) + 100 * number
+                p.grad = torch.full(p.shape, float(number_of_all))
             if kind == "a shard":
                 p.sharded = True
         code.finish_gradients(iter(parameters))
@@ -1657,6 +1671,9 @@ def finished_on_rank(code, rank, world, own, cases):
         code.finish_gradients(iter([p for p, kind in zip(parameters, kinds) if kind in ("a shard", "a frozen one")]))
         seen.append([None if p.grad is None else p.grad.clone() for p in parameters])
     return seen
+
+
+ZEROS = "a copy that is zero on rank 0"
 
 
 def small(seed):
@@ -1692,6 +1709,7 @@ def test_todo9_finished(student):
     for place, unused in frozen_in_turn(student.draw("finished"), 6):
         trials.append(["a copy", "a shard"] * 3)
         trials[-1][place], trials[-1][unused] = "a frozen one", "one that was not used"
+    trials.append(["a copy", ZEROS, "a shard"] * 2)
     done = in_one_run(student, [(world, finished_on_rank, dict(cases=trials), None) for world in (2, 3)])
     for world, _, ranks, _ in done[finished_on_rank]:
         numbers = [small(seed) for seed in student.seeds(3)[:world]]
@@ -1704,18 +1722,19 @@ def test_todo9_finished(student):
 def check_finished(world, rank, numbers, kinds, grads):
     for number, (what, grad) in enumerate(zip(kinds, grads, strict=True)):
         told = f"finish_gradients on {count_of(world, 'rank')}: the gradient of {what} on rank {rank}"
-        if what not in ("a copy", "a shard"):
+        if what not in ("a copy", ZEROS, "a shard"):
             told = f"finish_gradients makes a gradient for {what.replace('one', 'parameter')}"
             hint = "Such a parameter has no gradient on any rank. Is there anything to sum?"
             expect(grad is None, told, "None", "a gradient", rank, hint)
             continue
-        right = float(sum(numbers) + 100 * number * world if what == "a copy" else numbers[rank] + 100 * number)
+        every = [a_number + 100 * number for a_number in numbers]
+        right = float({"a copy": sum(every), ZEROS: sum(every[1:]), "a shard": every[rank]}[what])
         expect(grad is not None, f"{told} is gone", right, "None", rank)
         wanted = torch.full(grad.shape, right)
         why = (
             "The loss is already divided by the tokens of all ranks. Is there anything left to divide its gradients by?"
         )
-        mean = {"the mean of all ranks, not the sum": (wanted / world, why)} if what == "a copy" else {}
+        mean = {"the mean of all ranks, not the sum": (wanted / world, why)} if what != "a shard" else {}
         check_tensor(told, grad, wanted, 0.0, rank, wrongs=mean)
 
 

@@ -1512,7 +1512,7 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 
 @todo(
     9,
-    in_place=("shared", "experts"),
+    in_place=("model", "shared", "experts"),
     minutes=25,
     further=True,
     needs=(1, 3, 4, 5, 6, 7),

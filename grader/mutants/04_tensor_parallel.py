@@ -1241,6 +1241,52 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         swap=("torch.rand(x.shape, generator=generator)", "torch.rand(x.shape[1:], generator=generator)"),
         says="along the first dimension are dropped together",
     ),
+    Answer(
+        3,
+        "a bias of zeros is none",
+        swap=(
+            "None if whole.bias is None else replicated(whole.bias)",
+            "None if whole.bias is None or not whole.bias.any() else replicated(whole.bias)",
+        ),
+    ),
+    Answer(
+        3,
+        "inputs of three dimensions",
+        [
+            None,
+            None,
+            """
+            B, T, _ = x.shape
+            y_BTF = (x.reshape(B * T, -1) @ self.weight.T).view(B, T, -1)
+            return y_BTF if self.bias is None else y_BTF + self.bias
+            """,
+            None,
+            None,
+        ],
+    ),
+    Answer(
+        4,
+        "takes the layers out of the whole",
+        swap=(
+            "self.down = RowLinear(whole.down, rank, world)",
+            "self.down = RowLinear(whole.down, rank, world)\nwhole.up = whole.down = nn.Identity()",
+        ),
+        says="lacks parameters afterwards",
+    ),
+    Answer(
+        4,
+        "enters only with gradients",
+        swap=("self.enter(x_BTD)", "(self.enter(x_BTD) if torch.is_grad_enabled() else x_BTD)"),
+    ),
+    Answer(
+        9,
+        "gradients of zeros are not sent",
+        """
+        for parameter in parameters:
+            if parameter.grad is not None and not is_sharded(parameter) and parameter.grad.any():
+                dist.all_reduce(parameter.grad)
+        """,
+    ),
 ]
 
 RIGHT = [

@@ -22,7 +22,7 @@ ITEMS = 10_000  # in the lists and dictionaries of one argument
 
 class Given:
     """A snapshot of some named values: their tensors, alone or in lists, dictionaries and dataclasses, the contents of
-    the lists and dictionaries, and the mode of modules.
+    the lists and dictionaries, and of modules the mode and the names of parameters.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -36,6 +36,7 @@ class Given:
         self.held = {name: items(value) for name, value in values.items()}
         self.modules = {name: value for name, value in values.items() if isinstance(value, torch.nn.Module)}
         self.modes = {name: modes(module) for name, module in self.modules.items()}
+        self.parameters = {name: parameters(module) for name, module in self.modules.items()}
 
     @classmethod
     def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
@@ -57,9 +58,12 @@ class Given:
         found = {name: difference(old, look(self.tensors[name]), gradients) for name, old in self.before.items()}
         others = [name for name, old in self.held.items() if not_held(self.values[name], old)]
         left = {name: left_in(mode, modes(self.modules[name])) for name, mode in self.modes.items()}
-        return dict.fromkeys(others, "has other items afterwards") | {
-            name: change for name, change in (found | left).items() if change
-        }
+        lost = [name for name, had in self.parameters.items() if had - parameters(self.modules[name])]
+        return (
+            dict.fromkeys(others, "has other items afterwards")
+            | dict.fromkeys(lost, "lacks parameters afterwards")
+            | {name: change for name, change in (found | left).items() if change}
+        )
 
     def shared_with(self, result: Any) -> list[str]:
         """The name of the argument whose memory a result, or one of several results, uses."""
@@ -109,6 +113,11 @@ def not_held(value: Any, before: list[Any]) -> bool:
 def modes(module: torch.nn.Module) -> dict[str, bool]:
     """Which of its modules are in training mode, by name."""
     return {name: part.training for name, part in module.named_modules()}
+
+
+def parameters(module: torch.nn.Module) -> set[str]:
+    """The names of its parameters in the plain model: a wrapper, such as a checkpoint's, adds a word."""
+    return {name.replace("_checkpoint_wrapped_module.", "") for name, _ in module.named_parameters()}
 
 
 def left_in(before: dict[str, bool], now: dict[str, bool]) -> str:
