@@ -17,11 +17,14 @@ Each TODO has a question as well, about the run as given. Its answers come from 
 says which part is wrong, and not what would be right.
 """  # noqa: E501
 
+from argparse import Namespace
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    Reporter,
     Unit,
     answers_on_rank,
     as_evidence,
@@ -70,19 +73,44 @@ def check_story(student, number, right, parts, where=AS_GIVEN):
 # 1: save_checkpoint
 
 
+def savings(events):
+    """What a rank did from the beginning of each saving until the function returned."""
+    first = [number for number, event in enumerate(events) if "epoch" in event]
+    for begin, end in zip(first, [*first[1:], len(events)], strict=True):
+        returned = next(n for n in range(begin, end) if events[n].get("what") == "returned")
+        yield events[begin:returned]
+
+
+def waits_for_all(events, rank):
+    """Whether a call has ended; on rank 0, one that began when the file was there."""
+    begun = False
+    for event in events:
+        begun |= event["e"] == "op" and (event["there"] or rank != 0)
+        if event["e"] == "done" and begun:
+            return True
+    return False
+
+
 def save_on_rank(code, rank, world):
     torch.manual_seed(0)
-    path, save = saved_file(), torch.save
+    save, say, kept = torch.save, Reporter.mine.say, []
 
     def seen(*args, **kwargs):
         save(*args, **kwargs)
         mark(what="saved")
 
     torch.save = seen
-    code.save_checkpoint_1(nn.Linear(3, 2), {"dim": 3}, path, 7)
-    mark(what="returned")
-    dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script continues
-    return sorted(torch.load(path, weights_only=True)["model"]) if path.is_file() else None
+    for epoch in (7, 8):
+        path = saved_file().with_name(f"{epoch}.pt")
+        # The events of a call tell whether the file is there when it begins.
+        Reporter.mine.say = lambda path=path, **event: say(**event, there=path.is_file())
+        mark(epoch=epoch)
+        code.save_checkpoint_1(nn.Linear(3, 2), {"dim": 3}, path, epoch)
+        mark(what="returned")
+        Reporter.mine.say = say
+        dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as the script continues
+        kept.append(sorted(torch.load(path, weights_only=True)["model"]) if path.is_file() else None)
+    return kept
 
 
 @todo(
@@ -101,27 +129,21 @@ def save_on_rank(code, rank, world):
 def test_todo01_save_checkpoint(student):
     for world in (2, 3):
         run = student.call(save_on_rank, world=world, common=True)
-        said = [[event for event in mine if event["e"] in ("mark", "op")] for mine in run.events]
-        saves = [rank for rank, mine in enumerate(said) if any(e.get("what") == "saved" for e in mine)]
+        saves = [rank for rank, mine in enumerate(run.events) if any(e.get("what") == "saved" for e in mine)]
         expect(saves == [0], f"ranks {saves} write the checkpoint", "rank 0 alone", f"ranks {saves}")
-        expect(
-            all(keys == ["bias", "weight"] for keys in run.evidence),
-            "the checkpoint does not have the plain model's weights",
-            ["bias", "weight"],
-            next((keys for keys in run.evidence if keys != ["bias", "weight"]), None),
-        )
-        for rank, mine in enumerate(said):
-            names = [event.get("what") or event["op"] for event in mine]
-            between = names[names.index("saved") + 1 if rank == 0 else 0 : names.index("returned")]
+        found = [keys for mine in run.evidence for keys in mine if keys != ["bias", "weight"]]
+        lacks = "the checkpoint does not have the plain model's weights"
+        expect(not found, lacks, ["bias", "weight"], found[0] if found else None)
+        for rank, mine in ((rank, saving) for rank, mine in enumerate(run.events) for saving in savings(mine)):
             expect(
-                [name for name in between if name != "init_process_group"],
+                waits_for_all(mine, rank),
                 f"on {count_of(world, 'rank')}: rank {rank} returns"
                 + (
                     " before the others can know that the file is complete"
                     if rank == 0
                     else ", whether the file is complete or not"
                 ),
-                "a call on all ranks between the saving and the return",
+                "a call on all ranks that begins when the file is complete, and ends before the return",
                 "none",
                 rank,
                 hint="No rank hangs now. But what does the docstring promise, and what keeps that promise?",
@@ -283,7 +305,7 @@ class Short(nn.Module):
 def loss_on_rank(code, rank, world, fails, x):
     model, x = Short(rank == fails), torch.tensor(x)
     try:
-        loss = code.compute_loss_4(model, x, torch.zeros_like(x), None)
+        loss = code.compute_loss_4(model, x, torch.zeros_like(x), Namespace(lr=0.1, batch_size=len(x)))
     except Exception as error:
         chain = []
         while error is not None:
@@ -378,6 +400,7 @@ def test_todo05_meeting_place(student):
             f"{nodes} torchrun",
             [mine.refused or mine.how for mine in ranks],
         )
+        places = sorted({mine.place or mine.address for mine in ranks})
         for mine in ranks:
             place = (mine.place or mine.address).rpartition(":")[0]
             expect(
@@ -386,6 +409,9 @@ def test_todo05_meeting_place(student):
                 first_node(unit.name),
                 place or "nothing",
             )
+        expect(
+            len(places) == 1, f"{told}: the nodes look at different ports", "one address and port", ", ".join(places)
+        )
     check_story(
         student,
         5,
@@ -486,7 +512,8 @@ def test_todo07_masked_mean(student):
     draw = student.draw("losses")
     losses = [draw.uniform(1, 4) for _ in range(6)]
     some = [draw.randrange(9) for _ in range(6)]
-    some[draw.randrange(6)] = -100
+    padding, certain = draw.sample(range(6), 2)
+    some[padding], losses[certain] = -100, 0.0  # a target that is certain counts, too
     one = [-100] * 5 + [3]
     (seen,) = student.call(
         mean_on_rank, world=1, group=False, losses=losses, targets=[[4] * 6, some, one, [-100] * 6]
@@ -578,6 +605,18 @@ def windows_on_rank(code, rank, world, calls):
     return [as_evidence(getattr(code, name)(*arguments)) for name, arguments in calls]
 
 
+def check_short(student, seed):
+    """A text of 16 windows: in a step of 12 some are drawn twice, and in 40 steps each comes."""
+    batch, length, world = 12, 16, 2
+    calls = [["starts_9", [step, batch, length, rank, world, seed]] for step in range(40) for rank in range(world)]
+    (parts,) = student.call(windows_on_rank, world=1, group=False, calls=calls).evidence
+    told, fewest = f"in a text of {length} windows", min(map(len, parts))
+    least = batch // world
+    expect(fewest == least, f"{told}, a rank has fewer samples where one is drawn twice", least, fewest)
+    lacking = {*range(length)} - {start for part in parts for start in part.tolist()}
+    expect(not lacking, f"{told}, some are never drawn in 40 steps", "all of them", f"all but {sorted(lacking)}")
+
+
 @todo(
     9,
     minutes=20,
@@ -627,6 +666,7 @@ def test_todo09_starts(student):
                 group,
             )
         by_world[world] = [sorted(start for part in group for start in part) for group in groups]
+    check_short(student, seed)
     serial = by_world[1]
     expect(
         len({tuple(step) for step in serial}) == len(serial), "every step, or seed, draws the same", "new draws", serial

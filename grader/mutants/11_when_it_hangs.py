@@ -409,6 +409,62 @@ WRONG = [
         ["if received.is_floating_point():\n    dist.broadcast(received, src=0)", None],
         says="num_batches_tracked is not rank 0's",
     ),
+    Answer(1, "a barrier that is not awaited", ["save0(content, path)\ndist.barrier(async_op=True)", None]),
+    Answer(
+        1,
+        "named behind the barrier",
+        [
+            'part = path.with_suffix(".part")\nsave0(content, part)\ndist.barrier()\n'
+            "if dist.get_rank() == 0:\n    part.rename(path)",
+            None,
+        ],
+    ),
+    Answer(1, "a barrier in odd epochs", ["save0(content, path)\nif epoch % 2:\n    dist.barrier()", None]),
+    Answer(
+        4,
+        "ends at the second failure",
+        [
+            "try:\n    return model(x, y)\nexcept RuntimeError:\n"
+            "    args.failures = getattr(args, 'failures', 0) + 1\n    if args.failures > 1:\n        raise\n"
+            "    return torch.zeros((), requires_grad=True)",
+            None,
+        ],
+    ),
+    Answer(
+        5,
+        "the first in the alphabet",
+        [
+            "before = 'export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | sort | head -n 1)'\n"
+            "on_each_node = ':'",
+            None,
+        ],
+    ),
+    Answer(
+        5,
+        "a port for each node",
+        [
+            "before = 'export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)'\n"
+            "on_each_node = 'export MASTER_PORT=$((MASTER_PORT + SLURM_NODEID))'",
+            None,
+        ],
+        says="different ports",
+    ),
+    Answer(
+        7,
+        "losses that are not 0",
+        ["masked_N = losses_N * counts_N\nreturn masked_N.sum() / masked_N.count_nonzero().clamp(min=1)", None],
+    ),
+    Answer(
+        9,
+        "each window once",
+        ["return torch.randint(length, (batch_size,), generator=generator).unique()[rank::world]", None],
+    ),
+    Answer(
+        9,
+        "all windows but the last",
+        ["return torch.randint(length - 1, (batch_size,), generator=generator)[rank::world]", None],
+        says="never drawn",
+    ),
 ]
 RIGHT = [
     Answer(

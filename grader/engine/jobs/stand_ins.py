@@ -21,9 +21,9 @@ from grader.engine.jobs.header import GPUS, header, number_or_zero
 
 SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
 LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second
-# The nodes of a job, by the kind of its batch file. Slurm lists them by number. PBS lists them as they were granted, so
-# that the first need not be the first in the alphabet.
-NODES = {"sbatch": ("jrc0101", "jrc0102"), "pbs": ("x3102c0s7b0n0", "x3004c0s13b0n0")}
+# The nodes of a job, by the kind of its batch file. Slurm lists them by number, PBS as they were granted: the first is
+# never the first in the alphabet.
+NODES = {"sbatch": ("jrc9", "jrc10"), "pbs": ("x3102c0s7b0n0", "x3004c0s13b0n0")}
 FIRST = tuple(names[0] for names in NODES.values())
 ADDRESSES = {name: f"10.0.1.{number}" for names in NODES.values() for number, name in enumerate(names, start=1)}
 # Job numbers: one node, submitted from the course's folder; two nodes, from the folder below. Both end with the same
@@ -176,7 +176,7 @@ TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RA
 def slurm(nodes: int, job: int) -> dict[str, str]:
     """What Slurm tells a batch script on the first node."""
     first = NODES["sbatch"][0]
-    names = first if nodes == 1 else "jrc[0101-0102]"
+    names = first if nodes == 1 else "jrc[9-10]"
     return {
         "SLURM_JOB_ID": str(job),
         "SLURM_JOBID": str(job),
