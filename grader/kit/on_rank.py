@@ -28,14 +28,18 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else repr(value)
 
 
-def raised(call: Callable[[], Any]) -> dict[str, str] | None:
-    """What a call raises: {"error": its class, "text": …}; None if it returns. What is not done yet goes through."""
+def raised(call: Callable[[], Any]) -> dict[str, Any] | None:
+    """What a call raises: {"error": its class, "text": …, "calls": how many collectives and messages it made before};
+    None if it returns. What is not done yet goes through.
+    """
+    before = Reporter.mine.collectives + Reporter.mine.messages
     try:
         call()
     except NotImplementedError:
         raise
     except Exception as error:
-        return {"error": type(error).__name__, "text": str(error)[:400]}
+        made = Reporter.mine.collectives + Reporter.mine.messages - before
+        return {"error": type(error).__name__, "text": str(error)[:400], "calls": made}
     return None
 
 

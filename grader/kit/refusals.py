@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from grader.engine.judge.verdict import expect
+from grader.engine.judge.verdict import count_of, expect
 
 # Hints where the wrong calls are refused, but not in the right words; and where a call is refused that can be done.
 NAMED = "A user reads this one line and nothing else. Which numbers or names of the call would show what to change?"
@@ -14,7 +14,7 @@ ALLOWED = (
 
 
 def check_refusals(
-    ranks: Sequence[Iterable[tuple[tuple, dict[str, str] | None]]],
+    ranks: Sequence[Iterable[tuple[tuple, dict[str, Any] | None]]],
     refused: Callable[..., bool],
     told: Callable[..., str],
     words: Callable[..., Iterable[Any]] = lambda *case: (),
@@ -38,13 +38,18 @@ def check_refusals(
                 expect(found is None, f"{told(*case)} is refused, and it can be done", "no error", got, one, ALLOWED)
 
 
+AT_ONCE = "What is wrong is known before anything is sent: all ranks are given the same sizes."
+
+
 def check_refused(
-    told: str, found: dict[str, str] | None, words: list[str], error: str, rank: int | None, hint: str
+    told: str, found: dict[str, Any] | None, words: list[str], error: str, rank: int | None, hint: str
 ) -> None:
     got = f"{found['error']}: {found['text']}" if found else "no error"
     named = f" that names {' and '.join(words)}" if words else ""
     refused = found is not None and found["error"] == error
     expect(refused, f"{told} is not refused", f"a {error}{named}", got, rank, hint)
+    late = f"{told} is refused only after rank {rank or 0} has called the others"
+    expect(not found["calls"], late, "no collective, no message", count_of(found["calls"], "call"), rank, AT_ONCE)
     text = found["text"].strip()
     expect(
         not words or all(is_word(word, text) for word in words) and "\n" not in text,

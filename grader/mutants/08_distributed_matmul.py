@@ -1014,6 +1014,36 @@ WRONG = [
         swap=("x_mk = F.gelu(x_mk)", "x_mk = F.gelu(x_mk)\n        dist.all_reduce(torch.ones(1))"),
         says="sends more than its products",
     ),
+    Answer(
+        3,
+        "refuses behind a barrier",
+        swap=(
+            "if grid.shape[0] != grid.shape[1]:",
+            "if grid.shape[0] != grid.shape[1]:\n    dist.all_reduce(torch.zeros(()), group=grid.groups[0])",
+        ),
+        says="refused only after",
+    ),
+    Answer(
+        6,
+        "a mean of no rows",
+        swap=("(y_mn - target_mn).square().sum() / numbers", "F.mse_loss(y_mn, target_mn) * y_mn.numel() / numbers"),
+    ),
+    Answer(
+        7,
+        "the best grid of the first machine",
+        [
+            None,
+            None,
+            None,
+            """
+            known = vars(best_grid)
+            key = f"{m} {dim} {hidden} {world}"
+            if key not in known:
+                known[key] = min(factorings(world), key=lambda shape: mlp_seconds(m, dim, hidden, shape, machine))
+            return known[key]
+            """,
+        ],
+    ),
 ]
 
 RIGHT = [
