@@ -97,7 +97,7 @@ ROUTES = (
     ("random", 7, 5, 4, 1), ("random", 6, 3, 6, 2), ("random", 5, 4, 3, 3), ("random", 9, 8, 17, 4),
     ("random", 3, 2, 1, 1), ("random", 0, 4, 4, 2), ("ties", 6, 3, 24, 1), ("ties", 6, 3, 24, 3),
     ("close", 4, 2, 6, 1), ("close", 4, 2, 6, 2),
-    ("large", 5, 4, 4, 1), ("large", 5, 4, 4, 2),
+    ("large", 5, 4, 4, 1), ("large", 5, 4, 4, 2), ("float64", 5, 4, 4, 2),
 )  # fmt: skip
 TOLD = {"random": "", "ties": ", some logits equal", "close": ", tokens in bfloat16", "large": ", logits of hundreds"}
 
@@ -128,6 +128,8 @@ def route_inputs(kind, n, dim, experts, seed):
             [torch.full((experts,), 16.0), spread], dim=1
         ).bfloat16()
     h, router = torch.randn(n, dim, generator=draw), torch.randn(experts, dim, generator=draw)
+    if kind == "float64":
+        return h.double(), router.double()
     return (100 * h if kind == "large" else h), router
 
 
@@ -248,6 +250,7 @@ def chosen_for_one_reason(kind, h, router, right, k):
 # Hints for a wrong choice, by the kind of logits.
 CHOSEN = {
     "random": "",
+    "float64": "",
     "mixed": "These logits differ, unless tokens or router are rounded first. Which of the two is not float32 yet?",
     "ties": "Of equal logits, the lower number comes first. Which sorts keep equal elements in their order?",
     "close": "These logits differ, and in bfloat16 some do not. In which dtype is the product computed?",
@@ -347,7 +350,9 @@ def choices(draw, n, experts, k, home=None, dropped=0.0, avoid=None):
 
 
 def gates_for(seed, n, k):
-    return torch.rand(n, k, generator=generator(seed)) + 0.1
+    gates = torch.rand(n, k, generator=generator(seed)) + 0.1
+    gates.view(-1)[2::5] = 0.0  # a gate of 0 is a gate: it has a gradient
+    return gates
 
 
 def right_mixture(h, gates, chosen, experts):
@@ -943,6 +948,7 @@ def test_todo5_capacity(student):
             (100, 2, 64, 0.5),
             (0, 2, 4, 1.0),
             (1, 1, 8, 1.0),
+            (3, 2, 2, 4.0),  # more than there are tokens
         )
     }
     trials = []
@@ -1151,12 +1157,15 @@ def grouped_on_rank(code, rank, world, spread):
     return {"groups": [ranks_of(group) for group in made]}
 
 
-def gradients_for(seed, shapes, dtypes):
+def gradients_for(seed, shapes, dtypes, rank):
+    """One rank's gradients; on rank 0 the second one is zero, as that of an expert without a row."""
     draw = generator(seed)
-    return [
+    found = [
         torch.randn(shape, generator=draw).to(getattr(torch, dtype))
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
+    found[1] *= rank > 0
+    return found
 
 
 SHARED, SHARED_DTYPES = ((30,), (4, 6), (1,)), ("float32", "float32", "float64")
@@ -1168,7 +1177,7 @@ def averaged_on_rank(code, rank, world, spread, seed):
     copies = [dist.new_group(list(range(place, world, spread))) for place in range(spread)][rank % spread]
     lists = []
     for number, (shapes, dtypes) in enumerate(((SHARED, SHARED_DTYPES), (OWN, OWN_DTYPES))):
-        gradients = gradients_for(seed + number, shapes, dtypes)
+        gradients = gradients_for(seed + number, shapes, dtypes, rank)
         # Allocated in reverse on every second copy: an order by address, as a set has, then differs between ranks.
         direction = -1 if rank // spread % 2 else 1
         parameters = [nn.Parameter(torch.ones_like(gradient)) for gradient in gradients[::direction]][::direction]
@@ -1221,7 +1230,7 @@ def test_todo7_gradients(student):
             ):
                 sums = [
                     sum(parts)
-                    for parts in zip(*(gradients_for(seeds[r] + kind, shapes, dtypes) for r in who), strict=True)
+                    for parts in zip(*(gradients_for(seeds[r] + kind, shapes, dtypes, r) for r in who), strict=True)
                 ]
                 spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
                 for got, given, total in zip(found[name], found["given"][kind], sums, strict=True):
@@ -1496,14 +1505,18 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
             }
         optimizer.step()
     with torch.no_grad():
-        losses.append(float(model(*lm_batch(seed, STEPS))))
         x = torch.randn(2, LENGTH, WIDTH, generator=generator(seed))
         layer = model.blocks[0].mlp
+        found["before more tokens"] = as_evidence(layer(x))
+        losses.append(float(model(*lm_batch(seed, STEPS))))
         found["layouts"] = [as_evidence(layer(x)), as_evidence(layer(strided(x)))]
+        found["last load"] = int(layer.load.sum())
         for block in model.blocks:
             block.mlp.factor = 0.0
         losses.append(float(model(*lm_batch(seed, STEPS))))
-    return found | {"losses": losses, "weights": dict(model.named_parameters())}
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        found["dtype"] = str(layer.bfloat16()(x.bfloat16()).dtype).removeprefix("torch.")
+    return found | {"losses": losses, "weights": weights}
 
 
 # (ranks, ranks that one set is spread over, experts per rank, choices, factor of the capacity)
@@ -1594,9 +1607,17 @@ def check_training(student, world, spread, each, seeds, how, right):
         told = f"{told_size}: parallel_forward of a tensor that is not contiguous, on rank {rank},"
         good, seen = found["layouts"]
         check_tensor(told, seen, good, 1e-4, rank, than="what it is of the same numbers in order", hint=LAYOUT)
+        told = f"{told_size}: parallel_forward after a call with more tokens, on rank {rank},"
+        than = "what it was before that call"
+        check_tensor(told, good, found["before more tokens"], 1e-4, rank, than=than, hint=CALLS)
+        told, due = f"{told_size}: the load on rank {rank} is not that of the last call alone", 2 * LENGTH * how["k"]
+        expect(found["last load"] == due, told, count_of(due, "slot"), found["last load"], rank, CALLS)
+        told = f"{told_size}: parallel_forward of bfloat16 tokens, with experts in bfloat16, on rank {rank}"
+        expect(found["dtype"] == "bfloat16", f"{told} returns {found['dtype']}", "bfloat16", found["dtype"], rank)
     check_sent_in_training(told_size, cases(run.events)[:2], spread, each, how["experts"], right["kept"])
 
 
+CALLS = "Each call has tokens of its own. What does the layer keep of an earlier call, and does the next one use it?"
 LAYOUT = "Its numbers are the same, and lie in memory in a different order. Which line relies on that order?"
 
 

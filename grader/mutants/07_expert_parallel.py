@@ -1171,6 +1171,46 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         ),
         says="is in float32, not in bfloat16",
     ),
+    Answer(
+        1,
+        "float64 tokens give float64",
+        swap=(
+            "logits_NE = h_ND.float() @ router_ED.float().T",
+            "wide = torch.promote_types(h_ND.dtype, torch.float32)\nlogits_NE = h_ND.to(wide) @ router_ED.to(wide).T",
+        ),
+    ),
+    Answer(2, "a gate of zero is none", swap=("(experts_NK == number)", "((experts_NK == number) & (gates_NK != 0))")),
+    Answer(
+        5,
+        "no more slots than tokens",
+        swap=(
+            "return math.ceil(factor * tokens * k / n_experts)",
+            "return min(tokens, math.ceil(factor * tokens * k / n_experts))",
+        ),
+    ),
+    Answer(
+        7,
+        "gradients of zeros are not reduced",
+        swap=(
+            "    dist.all_reduce(parameter.grad, group=copies)\n",
+            "    if parameter.grad.any():\n        dist.all_reduce(parameter.grad, group=copies)\n",
+        ),
+    ),
+    Answer(
+        9,
+        "the load of all calls",
+        swap=("layer.load = torch.bincount(", "layer.load = vars(layer).get('load', 0) + torch.bincount("),
+        says="last call alone",
+    ),
+    Answer(
+        9,
+        "the capacity of the largest call",
+        swap=(
+            "limit = capacity(len(h_ND),",
+            "layer.most = max(len(h_ND), vars(layer).get('most', 0))\n    limit = capacity(layer.most,",
+        ),
+    ),
+    Answer(9, "tokens in float32", swap=("h_ND = x_BTD.flatten(0, 1)", "h_ND = x_BTD.flatten(0, 1).float()")),
 ]
 
 RIGHT = [
