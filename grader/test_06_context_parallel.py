@@ -637,6 +637,7 @@ def through_ring_on_rank(code, rank, world, seed):
             gc.disable()  # which ends circles, some time
             if learns:
                 out.backward(grad)
+            written = isinstance(result, torch.Tensor) and not torch.equal(out, result)
             left = weakref.ref(out) if learns else lambda: None
             del out
             kept = left() is not None
@@ -648,6 +649,7 @@ def through_ring_on_rank(code, rank, world, seed):
                 "most": watch.most,
                 "learns": learns,
                 "kept": kept,
+                "written": written,
                 "grads": {name: as_evidence(t.grad) for name, t in zip("qkv", (q, k, v))},
             }
         )
@@ -738,6 +740,14 @@ def test_todo3_backward(student):
                     "the output in an attribute",
                     rank,
                     "How can ctx keep a tensor without making a circle?",
+                )
+                expect(
+                    not mine["written"],
+                    f"{what}: the backward pass writes into the output of the forward pass on rank {rank}",
+                    "the output as it was returned",
+                    "other numbers",
+                    rank,
+                    "Others may still read that output. Which operation of the backward pass works in place?",
                 )
             check_gradients(what, [seen[number]["grads"] for seen in run.evidence], right["ranks"], rel, dtype)
             forward, backward = marked[2 * number : 2 * number + 2]
@@ -1431,6 +1441,8 @@ def trained_on_rank(code, rank, world, seed):
         optimizer.zero_grad()
         loss = code.backward_pass(model, *share)
         found["losses"].append(loss if isinstance(loss, float) else as_evidence(loss))
+        if step == 2:  # no target on any rank
+            found["without"] = [name for name, p in model.named_parameters() if p.grad is None]
         if step == 0:
             found["gradients"] = {name: as_evidence(p.grad) for name, p in model.named_parameters()}
         optimizer.step()
@@ -1596,6 +1608,14 @@ def check_training(told, mine, right, rank):
         check_tensor(gradient, got, good, REL, rank, than="one process's", hint=hint)
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         check_loss(told, step, loss, good, rank)
+    expect(
+        not mine["without"],
+        f"backward_pass {told} without a target on any rank leaves no gradient on rank {rank}",
+        "gradients of 0",
+        f"none in {', '.join(mine['without'])}",
+        rank,
+        "The loss is 0 then, and so are its gradients. An optimizer passes over what has none.",
+    )
     for name, good in right["weights"].items():
         moved = good - right["first"][name]
         expect(

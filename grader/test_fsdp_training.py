@@ -157,11 +157,13 @@ def mesh_on_rank(code, rank, world, flags):
 )
 def test_todo1_mesh(student):
     world = 6  # 2 copies on 3 ranks each are not 3 copies on 2
-    flags = [["--sharding", strategy] for strategy in STRATEGIES] + [["--sharding", "hybrid", "--replicas", "3"]]
+    flags = [["--sharding", strategy] for strategy in STRATEGIES] + [
+        ["--sharding", "hybrid", "--replicas", n] for n in "31"
+    ]
     for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, flags=flags).evidence):
         for more, mesh in zip(flags, meshes, strict=True):
             seen, told = mesh["ranks"], f"with {' '.join(more)} on {world} ranks"
-            copies, shards = (3, 2) if len(more) > 2 else grid(more[1], world)
+            copies, shards = (int(more[3]), world // int(more[3])) if len(more) > 2 else grid(more[1], world)
             right = [list(range(row * shards, (row + 1) * shards)) for row in range(copies)]
             expect(
                 all(isinstance(row, list) for row in seen),
@@ -771,6 +773,7 @@ def check_shards_travel(told, serial, run, number, world, steps):
 # TODO 6: clipping
 
 CLIPS = (0.05, 0.0, 1e4)
+LOUD = 16  # times the loss: without a limit, a norm above 1 stays as it is
 
 
 def clip_on_rank(code, rank, world, seed):
@@ -778,7 +781,7 @@ def clip_on_rank(code, rank, world, seed):
     seen = []
     for clip in CLIPS:
         model.zero_grad()
-        model(*tiny_batch(seed)).backward()
+        (LOUD * model(*tiny_batch(seed))).backward()
         norm = code.clip_gradients(model, made_args(code, "--clip", str(clip)))
         seen.append(
             {
@@ -820,8 +823,9 @@ def test_todo6_clip(student):
     world = 4
     seeds = student.seeds(world)
     grads = student.reference(serial_step, seeds=[*seeds])["grads"]
+    grads = {name: LOUD * grad for name, grad in grads.items()}
     right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
-    student.premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
+    student.premise(CLIPS[0] < right / 2 and 1 < right < CLIPS[2], "gradients that are not clipped")
     ranks = student.call(clip_on_rank, world=world, seed=seeds).evidence
     for case, clip in enumerate(CLIPS):
         factor = min(1.0, clip / right) if clip else 1.0
@@ -1316,11 +1320,23 @@ def check_written(run):
         )
 
 
+def with_adam(ranks, steps):
+    """A sharded model, and an AdamW that has made so many steps."""
+    model = in_parts(made_model(seed=0), made_mesh("full", ranks))
+    adam = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        model(*tiny_batch(0)).backward()
+        adam.step()
+    return model, adam
+
+
 def load_sharded_on_rank(code, rank, world, onto):
     """Saved on all ranks, then loaded on fewer: different shards and weights, an optimizer that never stepped."""
     model, optimizer = stepped(world, rank)
     code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     left = {"saved": state(model, optimizer)}
+    model, adam = with_adam(world, steps=3)
+    code.save_sharded(model, adam, dict(PLACE), Path("adam"))
     dist.barrier()
     dist.destroy_process_group()
     for ranks in onto:
@@ -1334,6 +1350,9 @@ def load_sharded_on_rank(code, rank, world, onto):
                 "state": state(model, optimizer),
                 "position": position if isinstance(position, dict) else repr(position),
             }
+            model, adam = with_adam(ranks, steps=0)
+            code.load_sharded(model, adam, dict.fromkeys(PLACE, 0), Path("adam"))
+            left[str(ranks)]["steps"] = sorted({float(held["step"]) for held in adam.state.values()})
             dist.destroy_process_group()
     return left
 
@@ -1377,6 +1396,15 @@ def test_todo11_load_sharded(student):
                 hint="A load fills the dictionary that it is given. Does all of it then reach model and optimizer?",
             )
         for rank, mine in enumerate(seen):
+            expect(
+                mine["steps"] == [3],
+                f"{told} AdamW on rank {rank} does not count on: it divides its averages by what is left of one after"
+                " that many steps",
+                "3 steps",
+                mine["steps"],
+                rank,
+                "An optimizer's state has numbers beside its averages. Which are they, and who sets them?",
+            )
             expect(
                 mine["position"] == PLACE,
                 f"{told} the position that rank {rank} gets is not what was saved",

@@ -150,6 +150,11 @@ def whole_on_rank(code, rank, world, seed):
         dist.barrier()
         seen[place] = content(Path(place) / "step-7", world)
     seen["mine"] = mine[f"part-{rank}"]
+    write = dcp.FileSystemWriter.write_data
+    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
+    seen["error"] = error_of(lambda: code.save_whole(mine, out, 9))
+    dcp.FileSystemWriter.write_data = write
+    seen["named"] = (out / "step-9").exists()
     return seen
 
 
@@ -242,6 +247,12 @@ def test_todo1_whole(student):
     with hinted("A killed save leaves files behind. Under which names, and what does the next save do with them?"):
         check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
         check_content("save_whole(), next to an incomplete folder step-7,", ranks[0]["copied"], parts)
+    for rank, seen in enumerate(ranks):
+        told = "rank 1 cannot write, its disk is full, and"
+        hint = "What does dcp.save do if a rank cannot write, and which line must not be reached then?"
+        expect(not seen["named"], f"{told} there is a folder step-9", "no step-9", "step-9", rank, hint)
+        quiet = f"{told} save_whole() on rank {rank} says nothing about it"
+        expect(seen["error"], quiet, "the error that dcp.save raises", "no error", rank, hint)
 
 
 def check_there(told, ranks):
@@ -279,6 +290,7 @@ FOLDERS = (
     ({"step-999": 1, "step-1000": 1, "step-123456": 1}, "step-123456"),
     ({"step-40": 1, "step-50": 0}, "step-40"),
     ({"step-40": 1, "unfinished-60": 1, "step-50.part": 1, "step-last": 1}, "step-40"),
+    ({"step-40": 1, "step-step-90": 1, "step-1_000": 1, "step-+70": 1}, "step-40"),
     ({"step-300": 0}, None),
     ({"step-40": 1, "another-run/step-900": 1}, "step-40"),
     ({}, None),

@@ -1118,6 +1118,21 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
         ],
         says="must not grow with the ring",
     ),
+    Answer(
+        3,
+        "the backward pass writes into the output",
+        swap=("(grad_out_BHTK * out_BHTK).sum(dim=-1)", "out_BHTK.mul_(grad_out_BHTK).sum(dim=-1)"),
+        says="writes into the output",
+    ),
+    Answer(
+        8,
+        "returns before the backward pass without targets",
+        swap=(
+            "loss = model(x_BT, y_BT, positions_T) *",
+            "if everybodys == 0:\n    return 0.0\nloss = model(x_BT, y_BT, positions_T) *",
+        ),
+        says="without a target on any rank",
+    ),
 ]
 
 RIGHT = [

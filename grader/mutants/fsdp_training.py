@@ -685,6 +685,19 @@ WRONG = [
         swap=("return fully_shard(model, **options,", 'return fully_shard(model, mesh="shard",'),
         says="at train/fsdp_training.py",
     ),
+    Answer(1, "two copies at least", swap=('"hybrid": args.replicas', '"hybrid": max(args.replicas, 2)')),
+    Answer(6, "a limit of 1 for none", swap=("args.clip or math.inf", "args.clip or 1.0")),
+    Answer(
+        11,
+        "steps counted from 0 again",
+        swap=(
+            'return saved["position"]',
+            "for held in optimizer.state.values():\n"
+            '    held.get("step", torch.zeros(())).zero_()\n'
+            'return saved["position"]',
+        ),
+        says="does not count on",
+    ),
 ]
 
 RIGHT = [

@@ -141,15 +141,17 @@ dist.barrier()
     """,
         says="unfinished-60",
     ),
-    Answer(2, "names that are no number", swap=(" if number.isdecimal()]", "]"), says="ValueError"),
+    Answer(2, "names that are no number", swap=(" if number.isdecimal()}", "}"), says="ValueError"),
     Answer(
         2,
         "a run that has not begun",
-        swap=('return out / f"step-{max(steps)}" if steps else None', 'return out / f"step-{max(steps)}"'),
+        swap=("max(steps, key=steps.get, default=None)", "max(steps, key=steps.get)"),
         says="ValueError",
     ),
     Answer(
-        2, "how many there are", swap=('out / f"step-{max(steps)}" if steps', 'out / f"step-{len(steps)}" if steps')
+        2,
+        "how many there are",
+        swap=("return max(steps, key=steps.get, default=None)", 'return out / f"step-{len(steps)}" if steps else None'),
     ),
     # 3: trap 58
     Answer(
@@ -575,7 +577,7 @@ dist.barrier()
     Answer(
         2,
         "steps of up to three digits",
-        swap=("if number.isdecimal()]", "if number.isdecimal() and len(number) < 4]"),
+        swap=("if number.isdecimal()}", "if number.isdecimal() and len(number) < 4}"),
         says="step-123456",
     ),
     Answer(
@@ -696,6 +698,29 @@ dist.barrier()
         says="before step-7 has its name",
     ),
     Answer(3, "epochs of four steps at most", swap=("// an_epoch", "// min(an_epoch, 4)"), says="find_epoch"),
+    Answer(
+        1,
+        "named after an error",
+        swap=(
+            "dcp.save(state, checkpoint_id=part)",
+            "try:\n    dcp.save(state, checkpoint_id=part)\nexcept BaseException as problem:\n    print(problem)",
+        ),
+    ),
+    Answer(2, "letters for a beginning", swap=('removeprefix("step-")', 'strip("step-")')),
+    Answer(
+        2,
+        "whatever int() reads",
+        """
+        found = {}
+        for folder in out.glob("step-*"):
+            try:
+                found[int(folder.name[5:])] = folder
+            except ValueError:
+                pass
+        whole = {step: folder for step, folder in found.items() if (folder / ".metadata").is_file()}
+        return whole[max(whole)] if whole else None
+        """,
+    ),
 ]
 
 RIGHT = [
