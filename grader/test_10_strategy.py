@@ -460,6 +460,8 @@ def test_todo3_time(student):
             right.append(("link", (axis, plan, machine), tuple(wire(axis, plan, machine))))
     for (model, plan), machine in itertools.product(pairs, machines):
         right.append(("step_seconds", (model, plan, machine), times(model, plan, machine)))
+    odd, eight = Plan(24, tp=3, dp=8), drawn_machine(draw, 8)  # 8 is no multiple of 3: two whole strides in a node
+    right.append(("link", ("dp", odd, eight), tuple(wire("dp", odd, eight))))
     check_formulas(
         student,
         right,
@@ -585,6 +587,9 @@ def test_todo4_best(student):
         asked.append((model, best, FORTY))
     small, four = Model(768, 12, 12, 32000, 1024), Plan(16, pp=4, dp=4)
     asked.append((small, four, FORTY))  # as many micro-batches as stages
+    for possible in (Plan(24, pp=4, dp=4), Plan(16, tp=2, cp=4, dp=2)):  # 6 for 4 stages; 12 heads on tp, not on cp
+        student.premise(not cannot(small, possible, FORTY), "a plan that is not possible")
+        asked.append((small, possible, FORTY))
     for share in (0.905, 0.895):  # of the memory: one is too much
         asked.append((small, four, replace(FORTY, memory=fullest(small, four) / share)))
     ninths = replace(small, hidden=9 * 256)  # so that 90 % of the memory are a whole number of bytes
@@ -699,6 +704,8 @@ def test_todo5_stop(student):
         )
         student.premise(crossing_at(1e4, scheme, within) == 9, "the slow links for GPUs of one node")
         right.append(("overtaken_at", (1e4, scheme, within), 9))
+    fast = Machine("fast links everywhere", 3e14, 4e10, 1e12, 8, Link(1e12, 0), Link(1e11, 0))
+    right.append(("overtaken_at", (1e7, "ddp", fast), crossing_at(1e7, "ddp", fast)))  # thousands of GPUs
     even = Machine("as fast as four GPUs need", 2.0**40, 4e10, 1e12, 8, Link(3 * 2.0**21, 0), Link(3 * 2.0**21, 0))
     even = replace(even, link_share=1.0, device_share=1.0)  # with powers of 2 nothing is rounded, in whatever order
     student.premise(crossing_at(2.0**20, "fsdp float32", even) == 5, "no GPUs on which both take equally long")

@@ -367,6 +367,10 @@ WRONG = [
         ),
         says="is not the fastest",
     ),
+    Answer(3, "members rounded up", swap=("max(1, machine.node // stride)", "-(-machine.node // stride)")),
+    Answer(4, "heads on tp and cp", swap=("if model.heads % plan.tp:", "if model.heads % (plan.tp * plan.cp):")),
+    Answer(4, "multiples of the stages", swap=("if plan.micro_batches < plan.pp:", "if plan.micro_batches % plan.pp:")),
+    Answer(5, "up to 1024 GPUs", swap=("while True:", "while gpus <= 1024:")),
 ]
 RIGHT = [
     Answer(
