@@ -117,7 +117,7 @@ def step_on_rank(code, rank, world):
     module.train()
     before, asked = weights(module.model), []
     module.log = lambda *_, sync_dist=False, **__: asked.append(sync_dist)  # log_dict calls it, too
-    found = module.training_step(tiny_batch(0), 0)
+    found = module.training_step(tiny_batch(0), rank)
     seen = {"kind": type(found).__name__, "loss": None, "asks": any(asked)}
     loss = found.get("loss") if isinstance(found, dict) else found
     after = weights(module.model)

@@ -535,6 +535,7 @@ WRONG = [
         """,
         says="the second call in one process",
     ),
+    Answer(1, "every second batch", "return self.model(x, y) if batch_index % 2 == 0 else None"),
 ]
 
 RIGHT = [
