@@ -353,9 +353,8 @@ def test_todo4_roofline(student):
         intensity = side * peak / bandwidth
         right["attainable_speed", (intensity, peak, bandwidth)] = min(1.0, side) * peak
     shares = (draw.uniform(0.1, 0.8), draw.uniform(0.1, 0.8), 1e-5, 1 - 1e-5, draw.uniform(1.1, 2.0))  # of the limit
-    for itemsize, share in zip(
-        (2, 4, 4, 2, 4), shares, strict=True
-    ):  # the third: a part of a token; then 2^24 and more
+    # The third: a part of a token. The fourth: 2^24 tokens and more.
+    for itemsize, share in zip((2, 4, 4, 2, 4), shares, strict=True):
         wide = share < 1
         k, n = draw.randrange(2000, 4000), draw.randrange(5000, 9000)
         ridge = k * n / (k + n) / itemsize * 2 * share

@@ -353,7 +353,7 @@ def check_border(student, trials, right, hint_forward="", hint_sent=""):
         inputs = dict(zip(("name", "shape", "out", "dtype", "turned", "zeros"), trial))
         jobs.append((world, border_on_rank, inputs, (trial, forward, backward)))
     reached = in_one_run(student, jobs)[border_on_rank]  # the first fault is the last that is known
-    reached.sort(key=is_turned)  # last: a plain mistake is told of a contiguous tensor
+    reached.sort(key=is_turned)  # last: a plain mistake shows with a contiguous tensor
     for world, (trial, nbytes, _), ranks, marked in reached:
         told = spoken_border(world, *trial)
         with hinted(hint_forward):

@@ -1577,6 +1577,9 @@ def check_share(told, world, x, y, share, rank):
         )
 
 
+OF_ZERO = "The loss is 0 then, and so are its gradients. An optimizer passes over what has none."
+
+
 def check_training(told, mine, right, rank):
     """What a rank has after some steps is what one process has."""
     expect(
@@ -1608,14 +1611,8 @@ def check_training(told, mine, right, rank):
         check_tensor(gradient, got, good, REL, rank, than="one process's", hint=hint)
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         check_loss(told, step, loss, good, rank)
-    expect(
-        not mine["without"],
-        f"backward_pass {told} without a target on any rank leaves no gradient on rank {rank}",
-        "gradients of 0",
-        f"none in {', '.join(mine['without'])}",
-        rank,
-        "The loss is 0 then, and so are its gradients. An optimizer passes over what has none.",
-    )
+    nothing = f"backward_pass {told} without a target on any rank leaves no gradient on rank {rank}"
+    expect(not mine["without"], nothing, "gradients of 0", f"none in {', '.join(mine['without'])}", rank, OF_ZERO)
     for name, good in right["weights"].items():
         moved = good - right["first"][name]
         expect(

@@ -1158,7 +1158,7 @@ def grouped_on_rank(code, rank, world, spread):
 
 
 def gradients_for(seed, shapes, dtypes, rank):
-    """One rank's gradients; on rank 0 the second one is zero, as that of an expert without a row."""
+    """One rank's gradients; on rank 0 the second one is zero, as if an expert had no row."""
     draw = generator(seed)
     found = [
         torch.randn(shape, generator=draw).to(getattr(torch, dtype))
@@ -1504,19 +1504,25 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
                 "load": [as_evidence(getattr(block.mlp, "load", None)) for block in model.blocks],
             }
         optimizer.step()
-    with torch.no_grad():
-        x = torch.randn(2, LENGTH, WIDTH, generator=generator(seed))
-        layer = model.blocks[0].mlp
-        found["before more tokens"] = as_evidence(layer(x))
-        losses.append(float(model(*lm_batch(seed, STEPS))))
-        found["layouts"] = [as_evidence(layer(x)), as_evidence(layer(strided(x)))]
-        found["last load"] = int(layer.load.sum())
-        for block in model.blocks:
-            block.mlp.factor = 0.0
-        losses.append(float(model(*lm_batch(seed, STEPS))))
-        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        found["dtype"] = str(layer.bfloat16()(x.bfloat16()).dtype).removeprefix("torch.")
-    return found | {"losses": losses, "weights": weights}
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    after = after_training(model, seed)
+    return found | after | {"losses": losses + after["losses"], "weights": weights}
+
+
+@torch.no_grad()
+def after_training(model, seed):
+    """Two evaluations of the model, and its first layer: before and after the one with more tokens, of a tensor that
+    is not contiguous, and in bfloat16.
+    """
+    x, layer = torch.randn(2, LENGTH, WIDTH, generator=generator(seed)), model.blocks[0].mlp
+    found = {"before more tokens": as_evidence(layer(x)), "losses": [float(model(*lm_batch(seed, STEPS)))]}
+    found["layouts"] = [as_evidence(layer(x)), as_evidence(layer(strided(x)))]
+    found["last load"] = int(layer.load.sum())
+    for block in model.blocks:
+        block.mlp.factor = 0.0
+    found["losses"].append(float(model(*lm_batch(seed, STEPS))))
+    found["dtype"] = str(layer.bfloat16()(x.bfloat16()).dtype).removeprefix("torch.")
+    return found
 
 
 # (ranks, ranks that one set is spread over, experts per rank, choices, factor of the capacity)
@@ -1610,7 +1616,7 @@ def check_training(student, world, spread, each, seeds, how, right):
         told = f"{told_size}: parallel_forward after a call with more tokens, on rank {rank},"
         than = "what it was before that call"
         check_tensor(told, good, found["before more tokens"], 1e-4, rank, than=than, hint=CALLS)
-        told, due = f"{told_size}: the load on rank {rank} is not that of the last call alone", 2 * LENGTH * how["k"]
+        told, due = f"{told_size}: the load on rank {rank} does not count the last call alone", 2 * LENGTH * how["k"]
         expect(found["last load"] == due, told, count_of(due, "slot"), found["last load"], rank, CALLS)
         told = f"{told_size}: parallel_forward of bfloat16 tokens, with experts in bfloat16, on rank {rank}"
         expect(found["dtype"] == "bfloat16", f"{told} returns {found['dtype']}", "bfloat16", found["dtype"], rank)

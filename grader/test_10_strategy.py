@@ -460,7 +460,7 @@ def test_todo3_time(student):
             right.append(("link", (axis, plan, machine), tuple(wire(axis, plan, machine))))
     for (model, plan), machine in itertools.product(pairs, machines):
         right.append(("step_seconds", (model, plan, machine), times(model, plan, machine)))
-    odd, eight = Plan(24, tp=3, dp=8), drawn_machine(draw, 8)  # 8 is no multiple of 3: two whole strides in a node
+    odd, eight = Plan(24, tp=3, dp=8), drawn_machine(draw, 8)  # 3 does not divide 8: two whole strides in a node
     right.append(("link", ("dp", odd, eight), tuple(wire("dp", odd, eight))))
     check_formulas(
         student,

@@ -1403,7 +1403,7 @@ def test_todo11_load_sharded(student):
                 "3 steps",
                 mine["steps"],
                 rank,
-                "An optimizer's state has numbers beside its averages. Which are they, and who sets them?",
+                "An optimizer's state has more than averages. What else does it count, and who sets that?",
             )
             expect(
                 mine["position"] == PLACE,

@@ -198,7 +198,7 @@ def rebound(notebook):
 @pytest.mark.parametrize(
     ("accident", "told"),
     [
-        (moved, "notebooks/03_zero.ipynb: the cell “import torch” is in another place"),
+        (moved, "notebooks/03_zero.ipynb: the cell “import copy” is in another place"),
         (deleted, "notebooks/03_zero.ipynb: the cell “class ShardedOptimizer:” is gone"),
         (indented_differently, "indented differently"),
         (rebound, "Outside the TODOs, these lines are not the course's: a cell: “import torch”:3 “dist = None”"),

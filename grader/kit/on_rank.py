@@ -32,15 +32,19 @@ def raised(call: Callable[[], Any]) -> dict[str, Any] | None:
     """What a call raises: {"error": its class, "text": …, "calls": how many collectives and messages it made before};
     None if it returns. What is not done yet goes through.
     """
-    before = Reporter.mine.collectives + Reporter.mine.messages
+    before = calls_made()
     try:
         call()
     except NotImplementedError:
         raise
     except Exception as error:
-        made = Reporter.mine.collectives + Reporter.mine.messages - before
-        return {"error": type(error).__name__, "text": str(error)[:400], "calls": made}
+        return {"error": type(error).__name__, "text": str(error)[:400], "calls": calls_made() - before}
     return None
+
+
+def calls_made() -> int:
+    """The collectives and messages of this rank so far; none where there are no ranks."""
+    return Reporter.mine.collectives + Reporter.mine.messages if Reporter.mine else 0
 
 
 def freeze(*parameters: nn.Parameter) -> None:
