@@ -254,7 +254,7 @@ WRONG = [
             "self.norm, self.head = model.norm, model.head",
             "self.norm, self.head = model.norm, model.head\n    del model.blocks",
         ),
-        says="changes the model",
+        says="lacks parameters afterwards",
     ),
     Answer(
         1,

@@ -904,7 +904,7 @@ return everything[:, mine]""",
             "if heads % world:\n    dist.all_reduce(torch.ones(1))\n    "
             'raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")',
         ),
-        says="after something was sent",
+        says="refused only after",
     ),
     Answer(
         6,

@@ -673,7 +673,7 @@ WRONG = [
         export MASTER_ADDR=$SLURM_JOB_NODELIST
         export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
         """,
-        says="jrc[0101-0102]",
+        says="jrc[9-10]",
     ),
     Answer(
         16,
