@@ -225,7 +225,7 @@ def test_todo2_phases(student):
             f"after step {number} the gradients keep their graph alive, and with it the memory of the step",
             "gradients that autograd does not follow",
             "gradients with a graph",
-            hint="Does anything differentiate these gradients again? Only then backward() must make a graph of them.",
+            hint="Is anything differentiated twice here? Only then does backward() need a graph of the gradients.",
         )
         for name, after, moved, never_emptied in zip(("weight", "bias"), found["line"], wanted, added_up, strict=True):
             expect(
@@ -593,7 +593,7 @@ def test_todo8_decide(student):
         else:
             right.append(["divide the model", max(for_time, math.ceil(state / (1 - sequence)))])
     devices, room = draw.randrange(3, 9), 2.0**34  # just as many as hold it
-    cases.append([int(devices * room / 16), room / 2, 1.5 * room, 1.0, 2.0])
+    cases.append([int(devices * room / 16), room / 2, 1.5 * room, 1.5, 2.0])
     right.append(["divide the model", devices])
     seen = student.call(decisions_on_rank, world=1, group=False, cases=cases).evidence[0]
     for (parameters, sequence, memory, days, deadline), wanted, found in zip(cases, right, seen, strict=True):

@@ -1272,7 +1272,9 @@ def zeros_on_rank(code, rank, world, slopes):
 def check_zeros(student):
     world = 2
     slopes = [[0.0 if number == rank else 2.0 + number for number in range(world)] for rank in range(world)]
-    with hinted("Which numbers does a gradient have that decides nothing? The others wait for it all the same."):
+    with hinted(
+        "A gradient of zeros is a gradient, too. Which rank decides by its own numbers whether it makes the call?"
+    ):
         run = student.call(zeros_on_rank, world=world, slopes=Private(slopes))
     for rank, seen in enumerate(run.evidence):
         for number, grad in enumerate(seen["grads"]):
@@ -1536,8 +1538,8 @@ def check_unsharded_again(on, seen, right, rank):
     """After a step on the shards the weights are new."""
     for name, weight in right["weights"].items():
         told = f"resharded, stepped and unsharded again {on}, {name} on rank {rank}"
-        wrongs = {"it was before the step": weight}
-        hint = "Between two passes the optimizer changes the shards. Where does unshard take the numbers from?"
+        wrongs = {"what it was before the step": weight}
+        hint = "Between two passes the optimizer changes the shards. Where does unshard get its numbers?"
         check_tensor(told, seen["whole again"][name], 2 * weight, rank=rank, wrongs=wrongs, hint=hint)
 
 

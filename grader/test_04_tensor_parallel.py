@@ -729,7 +729,7 @@ HINTS = {
     "frozen": (
         "A parameter that is frozen in the whole layer stays frozen when it is cut. Where does this one come from?"
     ),
-    "dimensions": "x: (…, inputs) may have any number of dimensions before the last. Which line counts on three?",
+    "dimensions": "x: (…, inputs) may have any number of dimensions before the last. Which line assumes three?",
     "none": "Go back from the output to this parameter. Where does autograd lose track of it, or is it not used here?",
     "last": (
         "Its first output and gradients are right. Does the forward pass use the parameters themselves, or numbers that"
@@ -1175,6 +1175,10 @@ def serial_borders(kind, seed, width, inner, heads):
     return 2 * made(kind, seed, width, inner, heads, False, None)(2 * torch.cat([x, x], dim=1)).detach()
 
 
+def times(number):
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 @hinted(BORDERS)
 def check_borders_used(student, done):
     """The boundary functions come as arguments: boundary functions other than f and g are used as well."""
@@ -1188,9 +1192,9 @@ def check_borders_used(student, done):
             expect(
                 len(mine[boundary]) == 2,
                 f"{name} made with a different `{boundary}` from {'f' if boundary == 'enter' else 'g'} calls it "
-                f"{len(mine[boundary])} times in two forward passes, the first one without gradients",
+                f"{times(len(mine[boundary]))} in two forward passes, of which the first is without gradients",
                 "twice",
-                f"{len(mine[boundary])} times",
+                times(len(mine[boundary])),
                 rank,
             )
         expect(

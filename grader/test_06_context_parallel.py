@@ -1577,7 +1577,7 @@ def check_share(told, world, x, y, share, rank):
         )
 
 
-OF_ZERO = "The loss is 0 then, and so are its gradients. An optimizer passes over what has none."
+OF_ZERO = "The loss is 0 then, and so are its gradients. An optimizer skips a parameter without one."
 
 
 def check_training(told, mine, right, rank):

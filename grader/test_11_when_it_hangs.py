@@ -134,9 +134,9 @@ def test_todo01_save_checkpoint(student):
         found = [keys for mine in run.evidence for keys in mine if keys != ["bias", "weight"]]
         lacks = "the checkpoint does not have the plain model's weights"
         expect(not found, lacks, ["bias", "weight"], found[0] if found else None)
-        for rank, mine in ((rank, saving) for rank, mine in enumerate(run.events) for saving in savings(mine)):
+        for rank, mine in enumerate(run.events):
             expect(
-                waits_for_all(mine, rank),
+                all(waits_for_all(saving, rank) for saving in savings(mine)),
                 f"on {count_of(world, 'rank')}: rank {rank} returns"
                 + (
                     " before the others can know that the file is complete"
@@ -400,18 +400,17 @@ def test_todo05_meeting_place(student):
             f"{nodes} torchrun",
             [mine.refused or mine.how for mine in ranks],
         )
-        places = sorted({mine.place or mine.address for mine in ranks})
-        for mine in ranks:
-            place = (mine.place or mine.address).rpartition(":")[0]
+        places = [mine.place or mine.address for mine in ranks]
+        for mine, address in zip(ranks, places, strict=True):
+            place = address.rpartition(":")[0]
             expect(
                 is_first_node(place),
                 f"{told}: node {mine.node} looks for the others at “{place}”, which is not the first node",
                 first_node(unit.name),
                 place or "nothing",
             )
-        expect(
-            len(places) == 1, f"{told}: the nodes look at different ports", "one address and port", ", ".join(places)
-        )
+        apart = f"{told}: the nodes look for each other at different ports"
+        expect(len({*places}) == 1, apart, "one address and port", ", ".join(places))
     check_story(
         student,
         5,

@@ -1146,29 +1146,41 @@ def check_save(student, nodes, moment):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 10 and 11: sharded checkpoints
 
-OPTIMIZERS = ("momentum_buffer", "lr")
+OPTIMIZERS = ("momentum_buffer", "step", "lr")
 PLACE = {"step": 17, "loss": 2.5, "best": 3.25, "batch_size": 12, "seq_len": 8, "seed": 5}
 
 
+class Counting(torch.optim.SGD):
+    """SGD that counts its steps, as Adam does. Adam itself takes too long here: DTensor prepares each operation on each
+    shape once, in hundredths of a second, and Adam has a dozen.
+    """
+
+    def step(self, closure=None):
+        super().step(closure)
+        for held in self.state.values():
+            held["step"] = held.get("step", torch.zeros(())) + 1
+
+
 def momentum(model, lr):
-    # Not Adam: DTensor prepares each operation on each shape once, in hundredths of a second, and Adam has a dozen.
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return Counting(model.parameters(), lr=lr, momentum=0.9)
 
 
 def stepped(world, rank):
-    """A sharded model, with copies on other ranks, and an optimizer as it is after a first step."""
+    """A sharded model, with copies on other ranks, and an optimizer as it is after some steps."""
     model = in_parts(made_model(seed=0), made_mesh("hybrid", world))
     optimizer = momentum(model, lr=0.25)
     model(*tiny_batch(rank)).backward()
     for p in model.parameters():
-        optimizer.state[p]["momentum_buffer"] = p.grad
+        optimizer.state[p] = {"momentum_buffer": p.grad, "step": torch.tensor(3.0)}
     return model, optimizer
 
 
 def state(model, optimizer):
     """Everything that must come back, by name."""
     buffers = {
-        f"{name}.momentum_buffer": optimizer.state[p].get("momentum_buffer") for name, p in parameters(model).items()
+        f"{name}.{what}": optimizer.state[p].get(what)
+        for name, p in parameters(model).items()
+        for what in ("momentum_buffer", "step")
     }
     missing = {name: torch.zeros(0) for name, buffer in buffers.items() if buffer is None}
     return {**parameters(model), **buffers, **missing, "lr": torch.tensor(optimizer.param_groups[0]["lr"])}
@@ -1320,23 +1332,11 @@ def check_written(run):
         )
 
 
-def with_adam(ranks, steps):
-    """A sharded model, and an AdamW that has made so many steps."""
-    model = in_parts(made_model(seed=0), made_mesh("full", ranks))
-    adam = torch.optim.AdamW(model.parameters())
-    for _ in range(steps):
-        model(*tiny_batch(0)).backward()
-        adam.step()
-    return model, adam
-
-
 def load_sharded_on_rank(code, rank, world, onto):
     """Saved on all ranks, then loaded on fewer: different shards and weights, an optimizer that never stepped."""
     model, optimizer = stepped(world, rank)
     code.save_sharded(model, optimizer, dict(PLACE), Path("saved"))
     left = {"saved": state(model, optimizer)}
-    model, adam = with_adam(world, steps=3)
-    code.save_sharded(model, adam, dict(PLACE), Path("adam"))
     dist.barrier()
     dist.destroy_process_group()
     for ranks in onto:
@@ -1350,9 +1350,6 @@ def load_sharded_on_rank(code, rank, world, onto):
                 "state": state(model, optimizer),
                 "position": position if isinstance(position, dict) else repr(position),
             }
-            model, adam = with_adam(ranks, steps=0)
-            code.load_sharded(model, adam, dict.fromkeys(PLACE, 0), Path("adam"))
-            left[str(ranks)]["steps"] = sorted({float(held["step"]) for held in adam.state.values()})
             dist.destroy_process_group()
     return left
 
@@ -1391,20 +1388,11 @@ def test_todo11_load_sharded(student):
             expect(
                 value.shape == right[name].shape and torch.equal(value, right[name]),
                 f"{told} {what} {name} is not what was saved",
-                "what was saved",
-                "others",
+                right[name],
+                value,
                 hint="A load fills the dictionary that it is given. Does all of it then reach model and optimizer?",
             )
         for rank, mine in enumerate(seen):
-            expect(
-                mine["steps"] == [3],
-                f"{told} AdamW on rank {rank} does not count on: it divides its averages by what is left of one after"
-                " that many steps",
-                "3 steps",
-                mine["steps"],
-                rank,
-                "An optimizer's state has more than averages. What else does it count, and who sets that?",
-            )
             expect(
                 mine["position"] == PLACE,
                 f"{told} the position that rank {rank} gets is not what was saved",

@@ -150,12 +150,7 @@ def whole_on_rank(code, rank, world, seed):
         dist.barrier()
         seen[place] = content(Path(place) / "step-7", world)
     seen["mine"] = mine[f"part-{rank}"]
-    write = dcp.FileSystemWriter.write_data
-    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
-    seen["error"] = error_of(lambda: code.save_whole(mine, out, 9))
-    dcp.FileSystemWriter.write_data = write
-    seen["named"] = (out / "step-9").exists()
-    return seen
+    return seen | on_a_full_disk(rank, lambda: code.save_whole(mine, out, 9), out)
 
 
 def files_of(state, folder):
@@ -248,11 +243,8 @@ def test_todo1_whole(student):
         check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
         check_content("save_whole(), next to an incomplete folder step-7,", ranks[0]["copied"], parts)
     for rank, seen in enumerate(ranks):
-        told = "rank 1 cannot write, its disk is full, and"
         hint = "What does dcp.save do if a rank cannot write, and which line must not be reached then?"
-        expect(not seen["named"], f"{told} there is a folder step-9", "no step-9", "step-9", rank, hint)
-        quiet = f"{told} save_whole() on rank {rank} says nothing about it"
-        expect(seen["error"], quiet, "the error that dcp.save raises", "no error", rank, hint)
+        check_full_disk("save_whole()", "dcp.save", seen, rank, hint)
 
 
 def check_there(told, ranks):
@@ -339,7 +331,13 @@ def test_todo2_newest(student):
     for (folders, right), found in zip(FOLDERS, seen, strict=True):
         told = ", ".join(f"{name}{'' if is_whole else ' (no .metadata)'}" for name, is_whole in (folders or {}).items())
         where = "a folder that is not there" if folders is None else f"a folder with {told or 'an empty folder'}"
-        expect(found == right, f"find_newest() of {where} is wrong", right or "None", found or "None")
+        hint = "" if found is None or re.fullmatch(r"step-\d+", found) else DIGITS
+        expect(found == right, f"find_newest() of {where} is wrong", right or "None", found or "None", hint=hint)
+
+
+DIGITS = (
+    "This name is not step- and a number. Which names does your test let through, apart from those with digits alone?"
+)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -975,10 +973,8 @@ def begin_on_rank(code, rank, world, seed):
         "whole": content(out / "step-7", world),
         "mine": given,
     }
-    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
-    seen["error"] = error_of(lambda: code.begin_save(state, out, 9, group)())
     dcp.FileSystemWriter.write_data = write
-    return seen | {"torn": (out / "step-9").exists()}
+    return seen | on_a_full_disk(rank, lambda: code.begin_save(state, out, 9, group)(), out)
 
 
 def begin_again_on_rank(code, rank, world, seed):
@@ -1005,6 +1001,25 @@ def error_of(call):
 
 def full_disk(*args):
     raise OSError("no space left on device")
+
+
+def on_a_full_disk(rank, save, out):
+    """What a save of step 9 raises where rank 1 cannot write, and whether the folder has its name all the same."""
+    import torch.distributed.checkpoint as dcp
+
+    write = dcp.FileSystemWriter.write_data
+    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
+    seen = {"error": error_of(save), "named": (out / "step-9").exists()}
+    dcp.FileSystemWriter.write_data = write
+    return seen
+
+
+def check_full_disk(call, raises, seen, rank, *hints):
+    """`hints`: where the rank is told nothing, and where the folder has its name."""
+    told = f"rank 1 cannot write, its disk is full, and {call} on rank {rank} says nothing about it"
+    expect(seen["error"], told, f"the error that {raises} raises", "no error", rank, hints[0])
+    told = "rank 1 could not write, its disk was full, and there is a folder step-9"
+    expect(not seen["named"], told, "no step-9", "step-9", rank, hints[-1])
 
 
 @todo(
@@ -1069,12 +1084,9 @@ def test_todo9_background(student):
         check_content("begin_save() and then its finish()", ranks[0]["whole"], [seen["mine"] for seen in ranks])
     check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
-        told = f"rank 1 cannot write, its disk is full, and finish() on rank {rank} says nothing about it"
-        hint = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
-        expect(seen["error"], told, "the error that result() raises", "no error", rank, hint)
-        told = "rank 1 could not write, its disk was full, and there is a folder step-9"
-        hint = "The name step-9 promises a whole checkpoint. What must be known before it is given?"
-        expect(not seen["torn"], told, "no step-9", "step-9", rank, hint)
+        silent = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
+        named = "The name step-9 promises a whole checkpoint. What must be known before it is given?"
+        check_full_disk("finish()", "result()", seen, rank, silent, named)
     with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
         ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
         told = "begin_save() and its finish(), where a killed run has left a torn step-7,"

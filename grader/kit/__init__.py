@@ -23,7 +23,7 @@
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
-from grader.engine.inside.given import Given
+from grader.engine.inside.given import Given, plain_name
 from grader.engine.inside.observe import Reporter, mark, merciless_messages, next_world, smaller_world
 from grader.engine.inside.products import watch_products
 from grader.engine.inside.recording import elements, record_files, record_training
@@ -48,7 +48,6 @@ from grader.kit.on_rank import (
     is_stale,
     mains_on_rank,
     plain,
-    plain_name,
     raised,
     ranks_of,
     saved_file,

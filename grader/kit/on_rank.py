@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from grader.engine.inside.given import plain_name
 from grader.engine.inside.observe import Reporter, mark, next_world
 from grader.engine.inside.recording import record_training
 from grader.engine.inside.returned import kind_of
@@ -104,11 +105,6 @@ def ranks_of(group: Any) -> list[int] | str:
         return sorted(dist.get_process_group_ranks(group))
     except KeyError:
         return "a process group of an earlier call, which has been destroyed"
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name in the plain model, without what wrappers add to it."""
-    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 
 def mains_on_rank(code, rank, world, runs, data, keep=None):

@@ -38,7 +38,7 @@ def check_refusals(
                 expect(found is None, f"{told(*case)} is refused, and it can be done", "no error", got, one, ALLOWED)
 
 
-AT_ONCE = "What is wrong is known before anything is sent: all ranks are given the same sizes."
+AT_ONCE = "Each rank can see from its arguments alone that this cannot work. What does it send before it looks?"
 
 
 def check_refused(
@@ -48,7 +48,7 @@ def check_refused(
     named = f" that names {' and '.join(words)}" if words else ""
     refused = found is not None and found["error"] == error
     expect(refused, f"{told} is not refused", f"a {error}{named}", got, rank, hint)
-    late = f"{told} is refused only after rank {rank or 0} has called the others"
+    late = f"{told} is refused only after rank {rank or 0} has communicated with the others"
     expect(not found["calls"], late, "no collective, no message", count_of(found["calls"], "call"), rank, AT_ONCE)
     text = found["text"].strip()
     expect(

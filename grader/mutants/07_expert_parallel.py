@@ -1200,7 +1200,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         9,
         "the load of all calls",
         swap=("layer.load = torch.bincount(", "layer.load = vars(layer).get('load', 0) + torch.bincount("),
-        says="does not count the last call alone",
+        says="is not the number of slots in the last call",
     ),
     Answer(
         9,

@@ -696,7 +696,7 @@ WRONG = [
             '    held.get("step", torch.zeros(())).zero_()\n'
             'return saved["position"]',
         ),
-        says="does not count on",
+        says=".step is not what was saved",
     ),
 ]
 

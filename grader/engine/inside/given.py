@@ -116,8 +116,12 @@ def modes(module: torch.nn.Module) -> dict[str, bool]:
 
 
 def parameters(module: torch.nn.Module) -> set[str]:
-    """The names of its parameters in the plain model: a wrapper, such as a checkpoint's, adds a word."""
-    return {name.replace("_checkpoint_wrapped_module.", "") for name, _ in module.named_parameters()}
+    return {plain_name(name) for name, _ in module.named_parameters()}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the plain model, without what wrappers add to it."""
+    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 
 def left_in(before: dict[str, bool], now: dict[str, bool]) -> str:

@@ -310,14 +310,14 @@ def own_function(student: types.ModuleType, rank: int, world: int, name: str, in
 
 def suggestion(error: BaseException) -> str:
     """A name that exists and is spelled like the one that was not found, as Python itself suggests it in a terminal."""
-    names = []
-    with contextlib.suppress(Exception):  # `dir` of a student's object may do anything
+    names, found = [], []
+    with contextlib.suppress(Exception):  # `dir` of a student's object may do anything, and an error's name be anything
         if isinstance(error, AttributeError):
             names = dir(error.obj)
         elif isinstance(error, NameError):
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             names = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    found = difflib.get_close_matches(error.name or "", names, n=1) if names else []
+        found = names and difflib.get_close_matches(error.name or "", names, n=1)
     return f" (perhaps '{found[0]}'?)" if found else ""
 
 

@@ -370,7 +370,9 @@ class Judge:
         owner = self.owner(problem.where)
         said = place(problem.where) + (f" (TODO {owner})" if owner else "")
         if owner == number:  # of its functions the one that was given something wrong may be innocent
-            callers = [line for line in problem.callers if self.owner(line) == number and apart(line, problem.where)]
+            callers = [
+                line for line in problem.callers if self.owner(line) == number and is_elsewhere(line, problem.where)
+            ]
             own = callers[0] if callers and problem.cause == "crash" else None
         else:
             own = self.line_in_todo(number, problem.callers)
@@ -379,8 +381,8 @@ class Judge:
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
 
 
-def apart(line: Where, other: Where) -> bool:
-    """Whether these lines are different ones of different functions: a comprehension is a function in its line."""
+def is_elsewhere(line: Where, other: Where) -> bool:
+    """Whether they are lines of two functions. A comprehension is a function, too, but in the same line."""
     return line[:2] != other[:2] and line[2] != other[2]
 
 

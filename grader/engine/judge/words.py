@@ -17,10 +17,14 @@ def heading(verdict: Verdict) -> str:
 def details(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Pairs of a name and a text: what is wrong, where, why it matters, what to try; but not what the message says."""
     if verdict.cause not in ("not_attempted", "prerequisite", None):
-        told = verdict.cause == "crash" and (verdict.seen or "") in verdict.message  # that it should end normally, too
-        for name in ("where",) if told else ("expected", "seen", "where"):
-            value = getattr(verdict, name)
-            if value and not (name == "where" and value in verdict.message):
+        message, where = verdict.message, verdict.where
+        crash = verdict.cause == "crash" and (verdict.seen or "") in message  # what is expected is a normal end
+        for name, value, is_told in (
+            ("expected", verdict.expected, crash),
+            ("seen", verdict.seen, crash),
+            ("where", where, where and where in message),
+        ):
+            if value and not is_told:
                 yield name, value
     if verdict.status == "fail":
         yield "why", verdict.why
