@@ -270,6 +270,7 @@ def test_a_drawn_seed_passes_the_reference_solutions():
 
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
     nasty = "<script>alert(1)</script>"
+    lines = [f"{nasty} {number}" for number in range(4)]  # a line is told once
     verdict = {
         "lesson": LESSON,
         "todo": 1,
@@ -278,12 +279,12 @@ def test_a_page_holds_a_students_text_and_is_not_changed_by_it():
         "cause": "crash",
         "points": 0,
         "max_points": 1,
-        "message": nasty,
-        "expected": nasty,
-        "seen": nasty,
+        "message": lines[0],
+        "expected": lines[1],
+        "seen": lines[2],
         "why": "",
         "hint": "",
-        "where": nasty,
+        "where": lines[3],
         "rank": None,
     }
     record = {
