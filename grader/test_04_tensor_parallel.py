@@ -1662,7 +1662,7 @@ def finished_on_rank(code, rank, world, own, cases):
     """Gradients of copies and of shards; one parameter is frozen, and one is trainable and was not used."""
     seen = []
     for kinds in cases:
-        parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (4,), (1,), (2, 2), (5,), (2, 3))]
+        parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (4,), (1,), (2, 2), (5,), (2, 3), (3,))]
         for number, (p, kind) in enumerate(zip(parameters, kinds, strict=True)):
             p.requires_grad_(kind != "a frozen one")
             if kind in ("a copy", ZEROS, "a shard"):
@@ -1710,10 +1710,10 @@ def test_todo9_finished(student):
     jobs = [training_job(student, world, sequence=True) for world in (2, 3, 4)]
     # In a separate run: where shards are added up, too, the model stops before it can report that.
     trials = []
-    for place, unused in frozen_in_turn(student.draw("finished"), 6):
-        trials.append(["a copy", "a shard"] * 3)
+    for place, unused in frozen_in_turn(student.draw("finished"), 7):
+        trials.append([*["a copy", "a shard"] * 3, "a copy"])
         trials[-1][place], trials[-1][unused] = "a frozen one", "one that was not used"
-    trials.append(["a copy", ZEROS, "a shard"] * 2)
+    trials.append([*["a copy", ZEROS, "a shard"] * 2, "a copy"])
     done = in_one_run(student, [(world, finished_on_rank, dict(cases=trials), None) for world in (2, 3)])
     for world, _, ranks, _ in done[finished_on_rank]:
         numbers = [small(seed) for seed in student.seeds(3)[:world]]

@@ -800,6 +800,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         ],
         says="a copy",
     ),
+    Answer(9, "the last is left out", swap=("in parameters:", "in list(parameters)[:-1]:"), says="a copy"),
     Answer(9, "the shards, and not the copies", [FINISH.replace("CHOSEN", "is_sharded(parameter)")]),
     Answer(9, "those without a gradient, too", [FINISH.replace("CHOSEN and parameter.grad is not None", NOT_SHARDED)]),
     Answer(
