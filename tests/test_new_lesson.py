@@ -60,6 +60,7 @@ def main(argv=None):
     launch_environment()
     dist.init_process_group("gloo")
     print0(total(torch.ones(1)).item())
+    dist.barrier()  # as given, nothing else keeps a rank from leaving while the other still connects
     cleanup()
 
 
