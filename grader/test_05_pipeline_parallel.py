@@ -135,7 +135,7 @@ def cuts_of(blocks):
     return [[pieces], [[k] for k in pieces], [[0], pieces[1:]], [pieces[:-1], [n - 1]], [[0, 1], [2, 3], pieces[4:]]]
 
 
-BLOCKS = (3, 4)
+BLOCKS = (3, 4, 11)  # of eleven, the last one, "10", sorts as text before "2"
 
 
 def stages_on_rank(code, rank, world):
@@ -512,10 +512,12 @@ def gradients_of(module):
 
 
 def plain_losses(value):
-    """A list of losses as evidence; anything else described in words."""
+    """A list of losses, tensors, as numbers; anything else described in words."""
     if not isinstance(value, (list, tuple)):
         return kind_of(value)
-    if not all(isinstance(x, (int, float)) or (isinstance(x, torch.Tensor) and x.numel() == 1) for x in value):
+    if value and all(isinstance(x, (int, float)) for x in value):
+        return "numbers, not tensors"
+    if not all(isinstance(x, torch.Tensor) and x.numel() == 1 for x in value):
         return "a list of things other than losses"
     return [float(x) for x in value]
 
@@ -1117,14 +1119,14 @@ STUCK = {  # schedules that do not come to their end, by the reason
 }
 
 
-def simulate_on_rank(code, rank, world, schedules, stuck, seconds):
-    def simulated(schedule):
+def simulate_on_rank(code, rank, world, trials, stuck, seconds):
+    def simulated(schedule, seconds=seconds):
         return code.simulate(actions_of(code, schedule), dict(seconds))
 
     found = []
-    for schedule in schedules:
+    for schedule, its_seconds in trials:
         try:
-            times = simulated(schedule)
+            times = simulated(schedule, its_seconds)
             found.append([[[float(t) for t in span] for span in mine] for mine in times])
         except ValueError as error:
             found.append(f"a ValueError: {error}")
@@ -1160,8 +1162,7 @@ def test_todo4_gpipe_and_times(student):
     draw = student.draw("times")
     with hinted("GPipe: every rank does the same, in the same order."):
         check_gpipe(student, draw)
-    seconds = dict(zip("FBIW", numbers(draw, 4)))
-    schedules = [gpipe_schedule(3, 4)]
+    schedules = [gpipe_schedule(3, 4), gpipe_schedule(2, 3)]
     schedules += [
         random_schedule(draw, p, m, v, split)
         for p, m, v, split in (
@@ -1174,9 +1175,11 @@ def test_todo4_gpipe_and_times(student):
             (5, 2, 1, True),
         )
     ]
-    inputs = dict(schedules=schedules, stuck=list(STUCK.values()), seconds=seconds)
+    trials = [(schedule, dict(zip("FBIW", numbers(draw, 4)))) for schedule in schedules]
+    trials[1][1]["F"] = 0.0  # an action that takes no time: the first one ends at 0
+    inputs = dict(trials=trials, stuck=list(STUCK.values()), seconds=trials[0][1])
     (seen,) = student.call(simulate_on_rank, world=1, group=False, **inputs).evidence
-    for schedule, times in zip(schedules, seen["times"], strict=True):
+    for (schedule, seconds), times in zip(trials, seen["times"], strict=True):
         check_times(schedule, times, seconds)
     with hinted("When a whole round moves no rank, which ranks are not done, and what is the next action of each?"):
         check_stuck(seen["stuck"])
@@ -1502,7 +1505,14 @@ def check_rank(told, trial, events, seen, right, rank):
 
 def check_losses(told, seen, wanted, rank, rel):
     got = seen["losses"]
-    expect(isinstance(got, list), f"{told}: the losses of rank {rank} are {got}", "a list", got, rank)
+    expect(
+        isinstance(got, list),
+        f"{told}: the losses of rank {rank} are {got}",
+        "tensors of one number each",
+        got,
+        rank,
+        hint="detach() cuts the history off and leaves a tensor; item() makes a number, for which a GPU must be idle.",
+    )
     expect(
         len(got) == len(wanted),
         f"{told}: rank {rank} has {len(got)} losses;"

@@ -269,6 +269,15 @@ WRONG = [
         says="do not give the model's output",
     ),
     Answer(
+        1,
+        "blocks in the order of their names as text",
+        swap=(
+            "for block in self.blocks.values():\n    x = block(x)",
+            "for name in sorted(self.blocks):\n    x = self.blocks[name](x)",
+        ),
+        says="do not give the model's output",
+    ),
+    Answer(
         2,
         "like is the room for what arrives",
         swap=(
@@ -609,6 +618,12 @@ WRONG = [
         swap=('raise ValueError(f"rank {rank} waits forever for what {actions[len(times[rank])]} needs")', "pass"),
         says="raises nothing",
     ),
+    Answer(
+        4,
+        "an end at 0 is taken for none",
+        swap=("if need and need not in ends:", "if need and not ends.get(need):"),
+        says="'F': 0.0",
+    ),
     Answer(4, "another error", swap=("raise ValueError(f", "raise RuntimeError(f"), says="raises RuntimeError"),
     Answer(
         4,
@@ -839,6 +854,12 @@ WRONG = [
         "computed twice",
         swap=("passed = Passed(", "self.chunks[action.chunk](x)\n    passed = Passed("),
         says="not the one that the schedule asks for",
+    ),
+    Answer(
+        5,
+        "losses as numbers",
+        swap=("self.losses[j] = passed.output.detach()", "self.losses[j] = passed.output.item()"),
+        says="are numbers, not tensors",
     ),
     Answer(5, "nothing is done", [None, "return self.batch.like"], says="not the one that the schedule asks for"),
     Answer(6, "a result goes to the rank above, always", swap=("step and 0 <= stage < stages", "step"), says="goes_to"),
