@@ -123,6 +123,12 @@ WRONG = [
         ),
         says="including other stages'",
     ),
+    Answer(
+        2,
+        "weights in bfloat16",
+        swap=(".to_empty(device=device)", ".to_empty(device=device).to(torch.bfloat16 if bfloat16 else torch.float32)"),
+        says="its weights are bfloat16",
+    ),
     Answer(2, "the dtype is dropped", swap=(", bfloat16)", ")"), says="wrong dtype"),
     Answer(
         2,
@@ -387,6 +393,21 @@ WRONG = [
         swap=("if losses else", "if stages[0].is_last else"),
         says="this rank's second one",
     ),
+    Answer(
+        5,
+        "the last rank of all alone has a loss",
+        swap=("if losses else", "if losses and dist.get_rank() == dist.get_world_size() - 1 else"),
+        says="the last stage of its pipeline",
+    ),
+    Answer(
+        5,
+        "the last stages as if the ranks of a pipeline were neighbours",
+        swap=(
+            "if losses else",
+            "if losses and dist.get_rank() % stages[0].group_size == stages[0].group_size - 1 else",
+        ),
+        says="the last stage of its pipeline",
+    ),
     Answer(5, "with its graph", swap=(".sum().detach()", ".sum()"), says="still has its graph"),
     Answer(5, "evaluated, not trained", swap=("schedule.step(", "schedule.eval("), says="no gradient"),
     Answer(5, "nothing", ["return torch.zeros((), device=x.device)", None], says="leaves no gradient"),
@@ -549,6 +570,20 @@ WRONG = [
         for parameter in weights(stages).values():
             dist.all_reduce(parameter.grad, group=mesh["data"].get_group())
             parameter.grad /= n_targets
+        """,
+        says="collectives to sum",
+    ),
+    Answer(
+        6,
+        "a message for each stage",
+        """
+        for stage in stages:
+            own = list(stage.submod.parameters())
+            flat = torch.cat([p.grad.flatten() for p in own] + [n_targets.float().view(1)])
+            dist.all_reduce(flat, group=mesh["data"].get_group())
+            sums = flat[:-1] / flat[-1]
+            for parameter, part in zip(own, sums.split([p.numel() for p in own]), strict=True):
+                parameter.grad.copy_(part.view_as(parameter))
         """,
         says="collectives to sum",
     ),
