@@ -89,7 +89,10 @@ def fsdp_bytes(dim: int, world: int) -> float:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def even_tokens(dim: int, world: int) -> float:
-    """Tokens in the batch of all ``world`` ranks, 2 or more, for which a rank sends equally many bytes."""
+    """Tokens in a batch, not rounded, for which a rank sends equally many bytes with tensor parallelism and with FSDP.
+
+    The ``world`` ranks, 2 or more, train on this batch together: it is not each rank's part.
+    """
     # TODO 1: Find the batch size at which tensor parallelism and FSDP send the same number of bytes.
     ### BEGIN SOLUTION
     return fsdp_bytes(dim, world) / tensor_parallel_bytes(1, 1, dim, world)

@@ -1187,7 +1187,8 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 def forward_only(world: int, m: int, v: int) -> Schedule:
     """The forward passes of m micro-batches through v chunks on each rank.
 
-    Any order is right that does not deadlock, and in which no rank waits once it has started, at least for m >= world.
+    Any order is right that does not deadlock and in which, if all passes take equally long, no rank waits once it has
+    started. (With several chunks and m < world, ranks may wait.)
     """
     # TODO 12, again: the schedule.
     ### BEGIN SOLUTION
@@ -1196,12 +1197,13 @@ def forward_only(world: int, m: int, v: int) -> Schedule:
 
 
 def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int) -> float:
-    """The mean loss over all targets of all batches that are not IGNORE, on every rank. Each batch has at least one.
+    """The mean loss over the targets of all batches together, on every rank. Only targets that are not IGNORE count;
+    each batch has at least one.
 
     Evaluated in eval mode, without autograd; afterwards each chunk is back in its mode.
     """
-    # TODO 12, again: evaluate. A batch's losses are shares of that batch's mean, and another batch may have more
-    # targets.
+    # TODO 12, again: evaluate. The losses that `execute` returns add up to the mean of their batch, and another batch
+    # may have more targets.
     ### BEGIN SOLUTION
     modes = [chunk.training for chunk in chunks]
     total, count = 0.0, 0

@@ -382,7 +382,8 @@ def pairs_of(pieces: list[int], size: int) -> int:
 
 def pieces_of(rank: int, world: int) -> list[int]:
     """The numbers of the two pieces, of 2 * world, that a rank has: zig-zag."""
-    # TODO 4, again: which rank has which pieces, so that all have the same work?
+    # TODO 4, again: which two pieces belong together, so that all ranks have the same work? Any rank may have any of
+    # these pairs, in either order.
     ### BEGIN SOLUTION
     return [rank, 2 * world - 1 - rank]
     ### END SOLUTION

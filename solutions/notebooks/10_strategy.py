@@ -146,23 +146,25 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 #
 # **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward (`00_one_device`): the head
 # counts, the embedding table does not, and of the experts only the active ones count. Attention's scores add $12Lhs$
-# for each token. Recomputing adds a third to everything. A GPU does `peak · device_share` FLOPs a second; the share,
-# 0.76, was fitted to published runs.
+# for each token. Recomputing adds a third to everything. All ranks get the same part of a step's work. A GPU does
+# `peak · device_share` FLOPs a second; the share, 0.76, was fitted to published runs.
 #
 # **Messages**: what a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
-# rank. A number takes 2 bytes; gradients are reduced in float32, as in the scripts, and take **4**.
+# rank. A number takes 2 bytes; weights' gradients are reduced in float32, as in the scripts, and take **4**. A *ring*
+# over $N$ ranks is an all-gather or a reduce-scatter: each rank sends $(N - 1)/N$ of the numbers, in $N - 1$ messages.
+# An all-reduce is two rings.
 #
 # | axis | sends | numbers | messages |
 # |---|---|---|---|
-# | `tp` | for each block and micro-batch: 4 all-gathers, 4 reduce-scatters; recomputed, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
+# | `tp` | for each block and micro-batch: 4 all-gathers, 4 reduce-scatters; with recomputing, 6 and 6 | a ring's, of $nh$ | $t - 1$ each |
 # | `cp` | for each block and micro-batch: K and V in the forward pass; K and V again, and both gradients, in the backward pass: three pairs (recomputing is not counted) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 a pair |
-# | `ep` | for each block and micro-batch: 4 all-to-alls; recomputed, 6 | what leaves the rank, of (active · $nh/t$) | ep - 1 each |
+# | `ep` | for each block and micro-batch: 4 all-to-alls; with recomputing, 6 | (ep - 1)/ep of active · $nh/t$ | ep - 1 each |
 # | `pp` | for each micro-batch: activations to the next stage; and their gradients, which come back and are counted here | $nh$ each way | 1 each way |
-# | `shard` | for each micro-batch: 2 all-gathers of weights, and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of everything that the rank holds before sharding | $N - 1$ a ring, with one ring for each block and one for table and head |
-# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | a ring's, of everything that the rank holds | $2(N - 1)$ |
+# | `shard` | for each micro-batch: 2 all-gathers of weights (recomputing uses the second), and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of `rank_numbers` | $N - 1$ a ring, with one ring for each block and one for table and head |
+# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | two rings', of `rank_numbers` after sharding | $2(N - 1)$, for everything at once |
 #
-# For `shard` and `dp`, MLPs follow `of_experts`; count the messages of the dense part alone. A line of one rank sends
-# nothing.
+# On `shard` and `dp`, `of_experts` has the ranks that the MLPs' rings go over, in place of shard and dp; messages are
+# counted for the other numbers alone. A line of one rank sends nothing.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -216,8 +218,8 @@ check("10_strategy/2")
 # Bytes become seconds over a link, and some of these seconds are hidden.
 #
 # **Links.** Axes are placed from the inside in the order tp, cp, shard, dp, pp; `ep` starts where `shard` does. A
-# line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times length is at most a
-# node's GPUs, the line uses `machine.inside`.
+# line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times the axis' size (for
+# `dp`, dp alone) is at most a node's GPUs, the line uses `machine.inside`.
 #
 # A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it moves to the
 # next. It has `node // stride` members in a node (at least 1), and as many network adapters: each rank gets that many
@@ -226,14 +228,14 @@ check("10_strategy/2")
 #
 # A line takes bytes / (bandwidth · `link_share`) + messages · latency.
 #
-# **Overlap.** Ranks wait for `tp`, `ep` and `pp`. The other axes count only as far as they take longer than what hides
-# them:
+# **Overlap.** Ranks wait for `tp`, `ep` and `pp`. Of the other axes, only the seconds count by which they take longer
+# than what hides them:
 #
 # - `cp` is hidden by attention's scores: $12Lhs$ of a token's FLOPs, and the same fraction of the computing time;
-# - `shard` by everything that the micro-batches compute or wait for, since the next block is gathered early;
+# - `shard` by the *passes*, since the next block is gathered early: computing, `tp`, `ep`, `pp` and the rest of `cp`;
 # - `dp` by the backward pass of the last micro-batch: computing / m times 2/3, with recomputing 3/4.
 #
-# **Bubble.** $(p - 1)/m$ times everything that the micro-batches compute or wait for, including the rest of `cp`.
+# **Bubble.** $(p - 1)/m$ times the seconds of the passes.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
