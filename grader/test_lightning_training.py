@@ -803,13 +803,15 @@ def check_evaluation_loaders(student, nodes, world):
 
 
 def reached_on_rank(code, rank, world):
-    trainer = code.make_trainer(made_args(code, "--epochs", "1"), [])
+    trainer = code.make_trainer(made_args(code, "--epochs", "2"), [])
     module, samples = own_module(torch.nn.Linear(1, 1)), Numbered(0, SETS[1])
     loader = torch.utils.data.DataLoader(samples, batch_size=2, sampler=ShardSampler(samples, rank, world))
     trainer.validate(module, dataloaders=loader, verbose=False)
     seen = [*module.seen]
-    trainer.fit(own_module(tiny_model(seed=0)), torch.utils.data.DataLoader([tiny_batch(0)] * 3, batch_size=None))
-    return {"samples": seen, "steps": trainer.global_step}
+    fitted, x = own_module(tiny_model(seed=0)), tiny_batch(0)[0]
+    batches, sets = [torch.utils.data.DataLoader([tiny_batch(0)] * many, batch_size=None) for many in (3, 2)]
+    trainer.fit(fitted, batches, sets)
+    return {"samples": seen, "steps": trainer.global_step, "evaluated": len(fitted.seen) // len(x)}
 
 
 @todo(
@@ -849,11 +851,12 @@ def check_own_samplers(student, nodes):
             rank,
         )
         expect(
-            left["steps"] == 3,
-            f"with the Trainer of make_trainer(), rank {rank} of {world}{where} makes {left['steps']} steps in an"
-            " epoch of 3 batches: an argument changes more than the samplers",
-            3,
-            left["steps"],
+            (left["steps"], left["evaluated"]) == (6, 4),
+            f"with the Trainer of make_trainer(), rank {rank} of {world}{where} makes {left['steps']} steps and"
+            f" validates {left['evaluated']} batches in two epochs, of 3 and 2 batches each: an argument changes more"
+            " than the samplers",
+            "6 steps, 4 batches",
+            f"{left['steps']} steps, {left['evaluated']} batches",
             rank,
             "Each entry of the dictionary is an argument of L.Trainer. What does each of yours change?",
         )

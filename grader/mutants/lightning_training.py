@@ -492,6 +492,15 @@ WRONG = [
     ),
     Answer(6, "the same order in each epoch", swap=("shuffle=True", "shuffle=False")),
     Answer(7, "the number on the node", swap=("self.trainer.global_rank", "self.trainer.local_rank")),
+    Answer(
+        8,
+        "validation in each second epoch",
+        'own_samplers = {"use_distributed_sampler": False, "check_val_every_n_epoch": 2}',
+        says="validates 2 batches in two epochs",
+    ),
+    Answer(
+        8, "half of the validation set", 'own_samplers = {"use_distributed_sampler": False, "limit_val_batches": 1}'
+    ),
     Answer(8, "only where a node has several devices", 'own_samplers = {"use_distributed_sampler": devices == 1}'),
     Answer(9, "Lightning's count of epochs", swap=('"epoch": epoch', '"epoch": trainer.current_epoch')),
     Answer(
@@ -633,6 +642,7 @@ RIGHT = [
     ),
     Answer(9, "by the trainer's is_global_zero", swap=("save0({", "trainer.is_global_zero and torch.save({")),
     Answer(1, "a dictionary", 'return {"loss": self.model(x, y)}'),
+    Answer(1, "forward called by name, with keywords", "return self.model.forward(x=x, y=y)"),
     Answer(
         1,
         "from the logits",

@@ -17,8 +17,9 @@ from torch.nn.modules import module as modules
 
 from grader.engine.inside import observe, returned
 from utils.distributed import cleanup
+from utils.model import TransformerLM
 
-# Hooks on all modules, which the recording of a training run sets.
+# Hooks on all modules, which a run with --record sets.
 HOOKS = [hooks for name, hooks in vars(modules).items() if name.startswith("_global_") and isinstance(hooks, dict)]
 
 
@@ -30,7 +31,7 @@ class Start:
         self.drawn = random.getstate(), torch.get_rng_state()
         self.dtype = torch.get_default_dtype()
         self.hooks = [dict(hooks) for hooks in HOOKS]
-        self.save = torch.save
+        self.save, self.forward = torch.save, TransformerLM.forward  # which the recording of a run replaces
 
     def restore(self) -> None:
         os.environ.clear()
@@ -41,7 +42,7 @@ class Start:
         for hooks, before in zip(HOOKS, self.hooks):
             hooks.clear()
             hooks.update(before)
-        torch.save = self.save
+        torch.save, TransformerLM.forward = self.save, self.forward
 
 
 kept: list[Any] = []  # messages of the first call that are still in flight: gloo may still write there

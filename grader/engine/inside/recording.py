@@ -1,5 +1,6 @@
 """Records what a rank holds, writes and trains on, for the checks that ask for it."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -7,13 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.module import register_module_forward_hook
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from grader.engine.inside.observe import Reporter
+from utils.model import TransformerLM
 
 
-def elements(tensors: Iterable[torch.Tensor]) -> int:
+def elements(tensors: Iterable[Tensor]) -> int:
     """The number of elements in this rank's memory: of a DTensor, the local part; of a view, its base, once."""
     sizes = {}
     for tensor in tensors:
@@ -50,15 +52,23 @@ def record_files() -> list[str]:
 class record_training:
     """What a whole run trained on and left: batches, losses, weights, files, printed lines.
 
-    Seen at the model itself (`utils.model.TransformerLM`), not at the data
-    loader: what reached the model counts, wherever it came from.
+    Seen at the model itself (`utils.model.TransformerLM`), not at the data loader: what reached the model counts,
+    wherever it came from. And seen in its `forward`, not by a hook, which a direct call of `forward` would skip.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.files = record_files()
         self.begin()
-        register_module_forward_hook(self.after_forward, with_kwargs=True)
+        forward = TransformerLM.forward
+
+        @functools.wraps(forward)
+        def recorded(model: TransformerLM, x: Tensor, y: Tensor | None = None, positions: Any = None) -> Tensor:
+            output = forward(model, x, y, positions)
+            self.after_forward(model, x, y, output)
+            return output
+
+        TransformerLM.forward = recorded
         register_optimizer_step_post_hook(self.after_step)
 
     def begin(self) -> None:
@@ -70,18 +80,13 @@ class record_training:
         self.model: torch.nn.Module | None = None
         self.files.clear()
 
-    def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> None:
-        kinds = [kind.__name__ for kind in type(module).__mro__]  # fully_shard makes it an FSDPTransformerLM
-        if "TransformerLM" not in kinds or not isinstance(output, torch.Tensor):
-            return
-        self.model = module
-        x = args[0] if args else kwargs["x"]
-        y = args[1] if len(args) > 1 else kwargs.get("y")
-        if y is None and not module.training:
+    def after_forward(self, model: TransformerLM, x: Tensor, y: Tensor | None, output: Tensor) -> None:
+        self.model = model
+        if y is None and not model.training:
             return
         self.forwards.append(
             {
-                "training": module.training,
+                "training": model.training,
                 "step": self.steps,
                 "x": x.detach().clone(),
                 "targets": 0 if y is None else int((y != -100).sum()),
