@@ -499,7 +499,10 @@ WRONG = [
         says="validates 2 batches in two epochs",
     ),
     Answer(
-        8, "half of the validation set", 'own_samplers = {"use_distributed_sampler": False, "limit_val_batches": 1}'
+        8,
+        "half of the validation set",
+        'own_samplers = {"use_distributed_sampler": False, "limit_val_batches": 1}',
+        says="an argument changes more than the samplers",
     ),
     Answer(8, "only where a node has several devices", 'own_samplers = {"use_distributed_sampler": devices == 1}'),
     Answer(9, "Lightning's count of epochs", swap=('"epoch": epoch', '"epoch": trainer.current_epoch')),
