@@ -1211,6 +1211,11 @@ RIGHT = [
         ],
     ),
     Answer(4, "the late piece first", swap=("[rank, 2 * world - 1 - rank]", "[2 * world - 1 - rank, rank]")),
+    Answer(
+        4,
+        "the pairs dealt from the last rank",
+        swap=("[rank, 2 * world - 1 - rank]", "[world - 1 - rank, world + rank]"),
+    ),
     Answer(4, "masks from positions", [None, None, None, BY_POSITIONS]),
     Answer(4, "a triangle, row by row", [None, None, None, ROW_BY_ROW]),
     Answer(
