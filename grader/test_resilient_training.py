@@ -1171,14 +1171,15 @@ def last_words(seen):
 )
 def test_todo10_told(student):
     for unit in student.batch_files(10):
-        seen = ended(student, unit)["limit"]
+        ways = ended(student, unit)
+        seen = ways["limit"]
         check_told(unit, seen)
         notice, least = notice_of(unit, seen)
         expect(
             least <= notice <= 1800,
-            f"{unit.name}: the training is told {notice} seconds before the limit",
+            f"{unit.name}: the training is told {notice:g} seconds before the limit",
             f"{least} to 1800 seconds",
-            f"{notice} seconds",
+            f"{notice:g} seconds",
             hint=(
                 "From the signal to the limit there must be time to finish a step and to save. How many seconds are"
                 " left?"
@@ -1196,11 +1197,23 @@ def test_todo10_told(student):
             ),
         )
         expect(
-            unit.name.endswith(".sbatch") or ended(student, unit)["fails"]["code"] != 0,
+            ways["fails"]["code"] != 0,
             f"{unit.name}: the training fails with its own error, and the batch file ends as if it had not",
             "an exit code that is not 0",
             "exit code 0",
-            hint="Which exit codes does your line turn into success? Only one of them says that the time was over.",
+            hint=(
+                "Which exit codes does your line turn into success? At most one of them says that the run was asked to"
+                " stop."
+            ),
+        )
+        kill = min((seconds for seconds in map(seconds_of, seen["kills"]) if seconds), default=math.inf)
+        expect(
+            kill >= least,
+            f"{unit.name}: {kill:g} seconds after its signal, timeout kills torchrun, and so the processes"
+            " that are about to save",
+            f"{least} seconds or more, or no -k",
+            f"{kill:g} seconds",
+            hint="What does -k of timeout do, and after how many seconds? A step must end until then, and a save.",
         )
         with hinted("The signals are right now. Which words of the command that starts the training have changed?"):
             check_launches(student, unit)
@@ -1235,6 +1248,14 @@ def check_told(unit, seen):
         "torchrun is killed",
     )
     expect(
+        not seen["stopped"] or seen["told"],
+        f"{unit.name}: the training gets {seen['stopped']}, to which the script does not listen: it ends at once,"
+        " without a checkpoint",
+        "USR1 or TERM",
+        seen["stopped"],
+        hint="torchrun passes on the signal that it gets. To which of those that it passes on does the script listen?",
+    )
+    expect(
         seen["told"],
         f"{unit.name}: no signal reaches the training's processes before the limit{last_words(seen)}",
         "USR1 or TERM",
@@ -1248,9 +1269,13 @@ def notice_of(unit, seen):
         seconds = header.header(unit.text).get("signal", "").rpartition("@")[2]
         return (int(seconds) if seconds.isdecimal() else 60), 60
     hours, minutes, seconds = (int(part) for part in header.header(unit.text)["walltime"].split(":"))
-    found = [re.fullmatch(r"(\d+)([smhd]?)", after) for after in seen["after"]]
-    after = max((int(part[1]) * UNITS[part[2] or "s"] for part in found if part), default=0)
-    return 3600 * hours + 60 * minutes + seconds - after, 60
+    return 3600 * hours + 60 * minutes + seconds - max(map(seconds_of, seen["after"]), default=0), 60
+
+
+def seconds_of(duration):
+    """As `timeout` and `sleep` read it: 3400, 55m, 0.5h; 0 for what is no duration."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", duration)
+    return float(found[1]) * UNITS[found[2] or "s"] if found else 0
 
 
 @todo(

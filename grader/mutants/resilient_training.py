@@ -540,13 +540,7 @@ dist.barrier()
         says="ends as if it had failed",
     ),
     Answer(11, "by its name", swap=('"$SLURM_JOB_ID"', '"$SLURM_JOB_NAME"'), says="none follows"),
-    Answer(
-        11,
-        "the best model is always there",
-        swap=("model-final.pt", "model-best.pt"),
-        edits=(("srun --cpu-bind=none", 'mkdir -p "$RUN"; touch "$RUN/model-best.pt"; srun --cpu-bind=none'),),
-        says="none follows",
-    ),
+    Answer(11, "the best model is always there", swap=("model-final.pt", "model-best.pt"), says="none follows"),
     Answer(
         11,
         "in another folder",
@@ -554,9 +548,8 @@ dist.barrier()
         says="after a job that is done another follows",
     ),
     Answer(
-        11,
-        "also after an error",
-        '[ -f "$RUN/model-final.pt" ] || scontrol requeue "$SLURM_JOB_ID"',
+        10,
+        "the shell goes on after an error",
         edits=(("set -eo pipefail", "set -o pipefail"),),
         says="fails with its own error",
     ),
@@ -720,6 +713,27 @@ dist.barrier()
         whole = {step: folder for step, folder in found.items() if (folder / ".metadata").is_file()}
         return whole[max(whole)] if whole else None
         """,
+    ),
+    Answer(
+        10,
+        "whatever happens, the job is a success",
+        swap=('train/resilient_training.py "$@"\' bash "$@"', 'train/resilient_training.py "$@"\' bash "$@" || true'),
+        says="fails with its own error",
+    ),
+    Answer(10, "PBS: as Ctrl-C", swap=("-s TERM", "-s INT"), says="gets SIGINT, to which", file=".pbs"),
+    Answer(10, "INT before the limit", ["#SBATCH --signal=INT@120", None], says="gets SIGINT, to which"),
+    Answer(
+        10,
+        "PBS: killed five seconds after the signal",
+        swap=("timeout -s TERM 3400", "timeout --kill-after=5 3400"),
+        says="5 seconds after its signal",
+        file=".pbs",
+    ),
+    Answer(
+        11,
+        "any model ends it",
+        swap=('[ -f "$RUN/model-final.pt" ]', 'ls "$RUN"/model-*.pt >/dev/null'),
+        says="none follows",
     ),
 ]
 
@@ -947,6 +961,7 @@ RIGHT = [
     """,
         ],
     ),
+    Answer(10, "PBS: killed where it does not end", swap=("timeout -s", "timeout -k 100s -s"), file=".pbs"),
     Answer(10, "PBS: minutes", swap=("timeout -s TERM 3400", "timeout --signal=TERM 55m"), file=".pbs"),
     Answer(
         10,

@@ -3,7 +3,8 @@
 Slurm's --signal is sent as Slurm would send it: to all processes of the steps, or to the batch shell alone (B:). Under
 PBS, `timeout` and `sleep` measure time: their stand-ins return at once when the limit is near. The stand-in for
 torchrun handles signals as torchrun does: it forwards the ones it handles to a process that records them as the
-course's scripts do, and dies from other signals, unless they are ignored.
+course's scripts do, and dies from other signals, unless they are ignored. The process ends, too, at a signal to which
+the scripts do not listen.
 """
 
 import os
@@ -33,6 +34,7 @@ root, args = os.environ["STAND_IN_ROOT"], sys.argv[1:]
 how = open(f"{root}/how").read()
 out = args[len(args) - args[::-1].index("--out")] if "--out" in args else "runs/none"
 os.makedirs(out, exist_ok=True)
+open(f"{out}/model-best.pt", "w").close()  # since the first epoch, however the run ends
 open(f"{root}/out-{os.getpid()}", "w").write(out)
 if how != "limit":
     if how == "done":
@@ -46,15 +48,20 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
 worker = os.fork()
 if not worker:
     os.setsid()
+    heard = [signal.SIGUSR1, signal.SIGTERM]
+    ends = [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2]
+    ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     open(f"{root}/worker-{os.getpid()}", "w").close()
-    came = signal.sigwait([signal.SIGUSR1, signal.SIGTERM])
-    open(f"{root}/told-{os.getpid()}", "w").write(signal.Signals(came).name)
-    os._exit(0)
+    came = signal.sigwait(heard + ends)
+    what = "told" if came in heard else "stopped"
+    open(f"{root}/{what}-{os.getpid()}", "w").write(signal.Signals(came).name)
+    os._exit(0 if came in heard else 1)
 passed = []
 def forward(number, _):
     passed.append(number)
     try:
-        os.kill(worker, signal.SIGTERM)
+        os.kill(worker, number)
     except ProcessLookupError:
         pass
 for name in handled:
@@ -68,15 +75,17 @@ sys.exit(128 + passed[0] if passed else os.waitstatus_to_exitcode(status))
 
 TIMEOUT = """
 import os, re, signal, subprocess, sys, time
-root, args, name, keeps = os.environ["STAND_IN_ROOT"], sys.argv[1:], "TERM", False
+root, args, name, kills, keeps = os.environ["STAND_IN_ROOT"], sys.argv[1:], "TERM", "", False
 while args and args[0].startswith("-"):
     word = args.pop(0)
     keeps = keeps or word in ("--preserve-status", "-p")
-    if word in ("-s", "--signal", "-k", "--kill-after"):
-        value = args.pop(0)
-        name = value if word in ("-s", "--signal") else name
-    elif word.startswith(("--signal=", "-s")):
-        name = word.removeprefix("--signal=").removeprefix("-s")
+    found = re.fullmatch("(-s|-k|--signal|--kill-after)=?(.*)", word)
+    value = found and (found[2] or args.pop(0))
+    if found and "s" == found[1].strip("-")[0]:
+        name = value
+    elif found:
+        kills = value
+open(f"{root}/kills-{os.getpid()}", "w").write(kills)
 open(f"{root}/after-{os.getpid()}", "w").write(args.pop(0))
 open(f"{root}/ends-{os.getpid()}", "w").write(os.path.basename(args[0]))
 child = subprocess.Popen(args)
@@ -110,8 +119,9 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
     """Run a job on one node, in the current folder, which ends as `how` says.
 
     Returns {"code", "said", "asked": what schedulers were asked for, "told": the signal that the training
-    received, "" if none, "killed": whether torchrun died from it, "after": the seconds given to `timeout` and `sleep`,
-    "ends": the programs given to `timeout`, "out": the folders given to the training}.
+    received, "" if none, "stopped": a signal to which it does not listen, and that ended it, "killed": whether torchrun
+    died from it, "after": the seconds given to `timeout` and `sleep`, "kills": those given to `timeout -k`, "ends": the
+    programs given to `timeout`, "out": the folders given to the training}.
     """
     here = Path.cwd()
     (here / how).mkdir()
@@ -136,8 +146,10 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
         "said": said["said"],
         "asked": (root / "asked").read_text().splitlines() if (root / "asked").exists() else [],
         "told": next((path.read_text() for path in root.glob("told-*")), ""),
+        "stopped": next((path.read_text() for path in root.glob("stopped-*")), ""),
         "killed": len(list(root.glob("agent-*"))) > len(list(root.glob("ended-*"))),
         "after": [path.read_text() for path in root.glob("after-*")],
+        "kills": [path.read_text() for path in root.glob("kills-*")],
         "ends": [path.read_text() for path in root.glob("ends-*")],
         "out": [path.read_text() for path in root.glob("out-*")],
     }
