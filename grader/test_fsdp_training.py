@@ -401,14 +401,26 @@ def test_todo3_shard(student):
             check_gradients(told, together([seen[strategy] for seen in ranks], "grads"), right, world)
             for rank, events in enumerate(run.events):
                 check_traffic(told, strategy, calls(events, strategy), blocks, rest, copies, shards, rank)
-    check_short(student)
+    check_deep(student)
+
+
+# A moment in a step of DEEP -> what is over then. By then, one block has been used.
+MOMENTS = {"forward": "the first block has run", "backward": "the last block's backward pass is over"}
+AHEAD = 2  # blocks; FSDP itself gathers the next one while a block computes
 
 
 @hinted("`options` has two entries, a mesh and a policy. Does each of the calls get both?")
-def check_short(student):
-    run = student.call(short_on_rank, world=2)
+def check_deep(student):
+    """The policy reaches each call, and blocks are gathered one after the other."""
+    world = 2
+    blocks, rest = shapes_of(DEEP)
+    run = student.call(deep_on_rank, world=world)
     for rank, events in enumerate(run.events):
-        dtypes = sorted({event["dtype"] for event in calls(events, "short") if event["op"] == "all_gather"})
+        gathered = {
+            moment: [event for event in calls(events, moment) if event["op"] == "all_gather"]
+            for moment in (*MOMENTS, "later")
+        }
+        dtypes = sorted({event["dtype"] for made in gathered.values() for event in made})
         expect(
             dtypes == ["bfloat16"],
             f"where precision() asks for parameters in bfloat16, rank {rank} gathers weights in"
@@ -417,18 +429,41 @@ def check_short(student):
             dtypes,
             rank,
         )
+        most = 2 * (held_by_one(rest, world) + (1 + AHEAD) * held_by_one(blocks[0], world))  # bfloat16 has 2 bytes
+        for moment, told in MOMENTS.items():
+            ahead = sum(event["bytes"] for event in gathered[moment])
+            expect(
+                ahead <= most,
+                f"with --sharding full and {len(blocks)} blocks, rank {rank} gives {ahead:,} bytes to gather weights"
+                f" before {told}: blocks are gathered long before they are used, so a rank holds many at once",
+                f"at most {most:,} bytes: the rest of the model and {1 + AHEAD} blocks",
+                f"{ahead:,} bytes",
+                rank,
+                "How many whole blocks may a rank hold at once? Which call asks for more of them ahead?",
+            )
 
 
-def short_on_rank(code, rank, world):
+def deep_on_rank(code, rank, world):
     """A step of a model that shard() has sharded, with the check's own policy: TODO 7 may not be done yet."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     code.precision = lambda args: MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1, world), mesh_dim_names=("replicate", "shard"))
-    model = code.shard(made_model(seed=0), mesh, made_args(code, "--sharding", "full"))
-    mark(name="short")
-    model(*tiny_batch(0)).backward()
+    model = code.shard(made_model(seed=0, sizes=DEEP), mesh, made_args(code, "--sharding", "full"))
+
+    def later(*_):
+        mark(name="later")
+
+    def later_in_backward(block, args, out):
+        out.register_hook(later)
+
+    model.blocks[0].register_forward_hook(later)
+    model.blocks[-2].register_forward_hook(later_in_backward)
+    mark(name="forward")
+    loss = model(*tiny_batch(0))
+    mark(name="backward")
+    loss.backward()
 
 
 OF_ONE = "what one process computes on the whole batch"
@@ -673,10 +708,20 @@ ARGV = (
 
 
 def one_main_on_rank(code, rank, world, runs, data):
-    """main(), with the check's own versions of everything that TODOs after the fifth make."""
+    """main(), with the check's own versions of everything that TODOs after the fifth make. It also notes how many
+    weights this rank held when first_weights() had filled them.
+    """
+    first_weights, filled = code.first_weights, []
+
+    def noted(model, *others):
+        first_weights(model, *others)
+        filled.append(elements(model.parameters()))
+
+    code.first_weights = noted
     code.clip_gradients = clipped
     code.save_checkpoint = lambda *_: None
-    return mains_on_rank(code, rank, world, runs, data)
+    left = mains_on_rank(code, rank, world, runs, data)
+    return [seen | {"filled": max(filled, default=0)} for seen in left]
 
 
 def clipped(model, args):
@@ -713,6 +758,16 @@ def test_todo5_optimizer(student):
     told = f"with --sharding {strategy} on {world} ranks"
     share = held_by_one([tuple(w.shape) for w in final.values()], grid(strategy, world)[1])
     weights = together(ranks, "weights")
+    for rank, seen in enumerate(ranks):
+        expect(
+            seen["filled"] <= share,
+            f"{told}, rank {rank} holds {seen['filled']:,} weights when first_weights() has filled them; its shards are"
+            f" {share:,}: each rank has the whole model in memory, and cuts it only then",
+            f"{share:,}",
+            f"{seen['filled']:,}",
+            rank,
+            "first_weights() allocates memory for what it is given. What is the model, before and after it is cut?",
+        )
     moved = max((weights[name] - weight).abs().max().item() for name, weight in first.items())
     expect(
         moved > 0,

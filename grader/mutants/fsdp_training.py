@@ -698,6 +698,36 @@ WRONG = [
         ),
         says=".step is not what was saved",
     ),
+    Answer(
+        3,
+        "all blocks are gathered before the first one runs",
+        swap=(
+            "return fully_shard(model, **options, reshard_after_forward=False)",
+            "fully_shard(model, **options, reshard_after_forward=False)\n"
+            "model.set_modules_to_forward_prefetch([*model.blocks])\nreturn model",
+        ),
+        says="before the first block has run",
+    ),
+    Answer(
+        3,
+        "all blocks are gathered at the start of the backward pass",
+        swap=(
+            "return fully_shard(model, **options, reshard_after_forward=False)",
+            "fully_shard(model, **options, reshard_after_forward=False)\n"
+            "model.set_modules_to_backward_prefetch([*model.blocks])\nreturn model",
+        ),
+        says="before the last block's backward pass is over",
+    ),
+    Answer(
+        5,
+        "cut when it has been filled",
+        """
+        first_weights(model, mesh, args)
+        model = parallelize(model, mesh, args)
+        optimizer = make_optimizer(model, args)
+        """,
+        says="each rank has the whole model in memory",
+    ),
 ]
 
 RIGHT = [
@@ -728,6 +758,17 @@ RIGHT = [
             fully_shard(module, **options, reshard_after_forward=args.sharding not in ("none", "grad"))
         return model
         """,
+    ),
+    Answer(
+        3,
+        "each block asks for the next one",
+        swap=(
+            "return fully_shard(model, **options, reshard_after_forward=False)",
+            "for block, following in zip(model.blocks, model.blocks[1:]):\n"
+            "    block.set_modules_to_forward_prefetch([following])\n"
+            "    following.set_modules_to_backward_prefetch([block])\n"
+            "return fully_shard(model, **options, reshard_after_forward=False)",
+        ),
     ),
     Answer(
         4,
