@@ -6,11 +6,11 @@
 | 2    | rank, local rank, world size       | what setup() returns on 1 × 3 and 2 × 1 (nodes × ranks)    | 1              |
 | 3    | its own device | the same, where nodes seem to have GPUs                    | 1, 2           |
 | 4    | a share of every set               | the indices that each rank's samplers yield, two epochs    |                |
-| 5–7  | three loaders                      | the samples and batch sizes they yield, given our samplers |                |
+| 5–7  | three loaders                      | the samples and batch sizes they yield, given our samplers, two epochs |    |
 | 8    | one model                          | first weights; gradients against one process; bytes reduced |               |
 | 9    | a new order in each epoch          | whole run: what reached the model, step by step            | 1, 2, 4, 5, 8  |
 | 10   | the mean over all tokens           | global_mean() of other totals and counts on each rank      |                |
-| 11   | said once                          | whole run: the lines of each rank                          | 1, 2           |
+| 11   | said once                          | whole run: the lines of each rank, and the losses in them  | 1, 2           |
 | 12   | saved once, without the wrapper    | who wrote; what the file holds; that it loads here         |                |
 | 13   | the group is left; the run is the serial run | whole runs on 1, 2, 3 and 4 ranks                | 1 – 12         |
 | 14   | four GPUs per node | the batch file's header; for PBS what its processes are told |              |
@@ -25,6 +25,7 @@ TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the t
 import contextlib
 import math
 import os
+import re
 from itertools import combinations
 from unittest import mock
 
@@ -56,6 +57,7 @@ from grader.kit import (
     numbers,
     on_nodes,
     one_writer,
+    reported,
     same_run,
     save_twice,
     shares,
@@ -376,34 +378,56 @@ def check_samplers(student, nodes, world, seed):
 
 
 class Numbers(torch.utils.data.Dataset):
-    """100 samples; i is (first + i, first + i), so that each sample identifies its set."""
+    """Sample i is (first + i, first + i), so that each sample identifies its set."""
 
-    def __init__(self, first):
-        self.first = first
+    def __init__(self, first, size):
+        self.first, self.size = first, size
 
     def __len__(self):
-        return 100
+        return self.size
 
     def __getitem__(self, i):
         return torch.tensor([self.first + i]), torch.tensor([self.first + i])
 
 
 def loaders_on_rank(code, rank, world, dealt):
-    sets = tuple(Numbers(first) for first in (0, 100, 200))
-    loaders = code.make_loaders(sets, tuple(dealt[rank]), made_args(code, 0), world)
-    return [[batch[0].flatten().tolist() for batch in loader] for loader in loaders]
+    """What each loader reads; and the first one again, once its sampler deals other samples, as in the next epoch."""
+    sizes = [sum(len(mine[which]) for mine in dealt) for which in range(len(SET))]
+    sets = tuple(Numbers(MANY * which, size) for which, size in enumerate(sizes))
+    samplers = tuple(dealt[rank])
+    loaders = code.make_loaders(sets, samplers, made_args(code, 0), world)
+    seen = [read(loader) for loader in loaders]
+    samplers[0][:] = next_share(dealt, rank)
+    return {"seen": seen, "again": read(loaders[0])}
+
+
+def next_share(dealt, rank):
+    """What the training set's sampler deals in the second epoch: what it has dealt to a different rank."""
+    return dealt[(rank + 1) % len(dealt)][0]
+
+
+def read(loader):
+    return [batch[0].flatten().tolist() for batch in loader]
 
 
 def draw_shares(student, world):
-    """Different indices for each rank, in its own order; no length is divisible by a batch. The first holds a whole
-    global batch; of the other two some rank has none, as where a set has fewer samples than there are ranks.
+    """Each sample of a set on one rank, in a drawn order; no length is divisible by a batch. A training share holds a
+    whole global batch; of the other two sets some rank has none, as where a set has fewer samples than there are ranks.
     """
     draw, local = student.draw("shares", world), BATCH // world
     counts = [[times * local + 1 if times else 0 for times in shares(draw, world)] for _ in SET[1:]]
-    return [[draw.sample(range(100), n) for n in (BATCH + 1, *mine)] for mine in zip(*counts, strict=True)]
+    dealt = [deal(draw, sizes) for sizes in ([BATCH + 1] * world, *counts)]
+    return [list(mine) for mine in zip(*dealt, strict=True)]
+
+
+def deal(draw, sizes):
+    """As many parts as sizes, of the samples of a set that is as large as all of them."""
+    order = draw.sample(range(sum(sizes)), sum(sizes))
+    return [order[sum(sizes[:k]) : sum(sizes[: k + 1])] for k in range(len(sizes))]
 
 
 SET = ("training", "validation", "test")
+MANY = 100  # more than any of them has
 
 
 def check_loader(student, which, name):
@@ -415,20 +439,21 @@ def check_loader(student, which, name):
 def check_loader_on(student, nodes, world, which, name):
     dealt = draw_shares(student, world)
     ranks = student.call(loaders_on_rank, world=world, nodes=nodes, dealt=dealt).evidence
-    for rank, loaders in enumerate(ranks):
-        check_its_set(f"rank {rank} of {world}", loaders[which], dealt[rank], which, rank)
-    for rank, loaders in enumerate(ranks):
-        batches = [[n % 100 for n in batch] for batch in loaders[which]]
+    for rank, mine in enumerate(ranks):
+        check_its_set(f"rank {rank} of {world}", mine["seen"][which], dealt[rank], which, rank)
+    for rank, mine in enumerate(ranks):
+        told, batches = f"rank {rank} of {world}", [[n % MANY for n in batch] for batch in mine["seen"][which]]
         if which == 0:
-            check_training_batches(f"rank {rank} of {world}", batches, dealt[rank][0], BATCH // world, rank)
+            check_training_batches(told, batches, dealt[rank][0], BATCH // world, rank)
+            check_next_epoch(told, mine["again"], batches, next_share(dealt, rank), BATCH // world, rank)
         else:
-            seen = [n for batch in batches for n in batch]
-            check_all_read(f"rank {rank} of {world}", name, seen, dealt[rank][which], rank)
+            seen, size = [n for batch in batches for n in batch], sum(len(shares[which]) for shares in dealt)
+            check_all_read(told, name, seen, dealt[rank][which], size, rank)
 
 
 def check_its_set(told, batches, dealt, which, rank):
     """Samples of the loader's own set, and not those that the sampler of a different set deals."""
-    other = next((SET[n // 100] for batch in batches for n in batch if n // 100 != which), None)
+    other = next((SET[n // MANY] for batch in batches for n in batch if n // MANY != which), None)
     expect(
         other is None,
         f"{told} reads the {other} set where the {SET[which]} set belongs",
@@ -436,8 +461,8 @@ def check_its_set(told, batches, dealt, which, rank):
         f"the {other} set",
         rank,
     )
-    seen = sorted(n % 100 for batch in batches for n in batch)
-    taken = next((SET[k] for k in range(3) if k != which and seen and seen == sorted(dealt[k])), None)
+    seen, own = sorted(n % MANY for batch in batches for n in batch), sorted(dealt[which])
+    taken = next((SET[k] for k in range(3) if seen and seen != own and seen == sorted(dealt[k])), None)
     expect(
         taken is None,
         f"{told} reads the {SET[which]} samples that the {taken} set's sampler deals",
@@ -473,10 +498,23 @@ def check_training_batches(told, batches, share, local, rank):
     )
 
 
-def check_all_read(told, name, seen, share, rank):
+def check_next_epoch(told, again, before, share, local, rank):
+    expect(
+        again != before,
+        f"in the second epoch {told} trains on the samples of the first, in the same order, though its sampler deals"
+        " others: the loader keeps those that the sampler dealt when the loader was made",
+        share,
+        [n for batch in again for n in batch],
+        rank,
+        "A loader asks its sampler at the start of each epoch. What does yours hold, the sampler or its first order?",
+    )
+    check_training_batches(f"in the second epoch {told}", again, share, local, rank)
+
+
+def check_all_read(told, name, seen, share, size, rank):
     """The sampler's samples, all of them."""
     expect(
-        sorted(seen) != list(range(100)),
+        len(share) == size or sorted(seen) != list(range(size)),
         f"{told} reads the whole {name} set: its sampler is not used",
         share,
         f"all {len(seen)} samples",
@@ -848,7 +886,10 @@ def test_todo11_print(student):
         # Without the lines that report progress in a long run: they depend on the clock.
         return [line for line in text.splitlines() if line.strip() and not line.startswith("step ")]
 
-    right = len(lines(serial_run(student).stdout[0]))
+    serial = serial_run(student)
+    right = len(lines(serial.stdout[0]))
+    losses = list(measured(serial).values())
+    student.premise(all(abs(a - b) > 0.001 for a, b in combinations(losses, 2)), "one loss in place of another")
     for nodes, world in LAYOUTS:
         run = whole_run(student, world, nodes)
         printed = [lines(text) for text in run.stdout]
@@ -870,6 +911,33 @@ def test_todo11_print(student):
                     f"{total} lines, by ranks {speakers}",
                     second,
                 )
+            check_printed(printed[speakers[0]], measured(run), speakers[0])
+
+
+def measured(run):
+    """The losses of a run that are worth a line, as its metrics.jsonl has them."""
+    found = {}
+    for line in reported(run):
+        if line["kind"] == "epoch":
+            found[f"the validation loss of epoch {line['epoch']}"] = line["validation_loss"]
+        elif line["kind"] == "test":
+            found["the test loss"] = line["loss"]
+    return found
+
+
+def check_printed(lines, losses, rank):
+    """Each loss is among the numbers that are printed, rounded as they are: to half of the last digit."""
+    numbers = re.findall(r"\d+\.\d+", " ".join(lines))
+    for what, loss in losses.items():
+        expect(
+            not math.isfinite(loss)
+            or any(abs(float(number) - loss) < 0.51 * 0.1 ** len(number.partition(".")[2]) for number in numbers),
+            f"rank {rank} does not print {what}, which is {loss:.4f}",
+            f"{loss:.4f}",
+            [line for line in lines if re.search(r"\d\.\d", line)],
+            rank,
+            "The number of lines is right. Which numbers does each of the three places print?",
+        )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from grader.kit import (
     Peak,
     Wrong,
     a_number,
+    beside_it,
     cases,
     check_calls,
     check_checkpoint,
@@ -1245,7 +1246,7 @@ def save_on_rank(code, rank, world, grid):
             with torch.no_grad():
                 for p in parameters_of(stages).values():
                     p.add_(1.0 if epoch == 2 else 0.0)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
+    return {"files": beside_it(files), "peak": peak.most}
 
 
 @todo(

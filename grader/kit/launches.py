@@ -27,6 +27,7 @@ def check_launches(student: Student, unit: Unit) -> None:
     starts = {nodes: student.submit(unit, nodes) for nodes in stand_ins.JOBS}
     for nodes, mine in starts.items():
         check_launch(unit.name, mine, nodes)
+    check_ports(unit.name, [*starts.values(), student.submit(unit, 2, again=True)])
     for nodes, mine in starts.items():
         check_blanks(unit.name, mine, nodes)
 
@@ -62,6 +63,13 @@ def check_call(job: str, name: str, starts: list[batch.Ranks]) -> None:
             f"{job}: torchrun refuses its arguments: {ranks.refused}",
             "a call that torchrun accepts",
             ranks.refused,
+        )
+        expect(
+            not ranks.behind,
+            f"{job}: {ranks.behind[0].partition('=')[0] if ranks.behind else ''} stands after the script, so torchrun"
+            " hands it to the script, and does not read it",
+            "torchrun's arguments before the script",
+            shlex.join(ranks.behind),
         )
     lesson, _, kind = name.removeprefix("sbatch/").rpartition(".")
     scripts = {ranks.script for ranks in starts}
@@ -153,6 +161,21 @@ def check_place(job: str, starts: list[batch.Ranks], first: str) -> None:
         f"{job}: the nodes look for each other at {place}, which is not the first node",
         first,
         place,
+    )
+
+
+def check_ports(name: str, jobs: list[list[batch.Ranks]]) -> None:
+    """Two jobs that may have a node in common do not meet at one port. A rendezvous has an id for that."""
+    ports = [
+        {ranks.place.rpartition(":")[2] for ranks in starts if ranks.place and not ranks.identity} for starts in jobs
+    ]
+    met = set.union(*ports)
+    expect(
+        len(met) != 1 or sum(map(bool, ports)) < 2,
+        f"{name}: torchrun meets at port {', '.join(met)} in every job, so two jobs with a node in common would"
+        " collide: is it told MASTER_PORT?",
+        '--master-port="$MASTER_PORT", or another way to the job\'s own port',
+        f"port {', '.join(met)} in jobs {', '.join(map(str, (*stand_ins.JOBS.values(), stand_ins.AGAIN)))}",
     )
 
 

@@ -67,6 +67,11 @@ def saved_file() -> Path:
     return folder / "model.pt"
 
 
+def beside_it(files: Sequence[str]) -> list[str]:
+    """Those of the files that are saved_file(), or in its folder: a file that each rank has for itself is one, too."""
+    return [name for name in files if Path(name).parent.name == "saved"]
+
+
 def as_evidence(value: Any) -> Any:
     """What the student's code returned, as the judge can be told it: tensors as they are now, also in lists and
     dictionaries; anything but a number, in words.

@@ -6,6 +6,7 @@ import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -209,15 +210,16 @@ def check_saved_weight(name: str, part: Any, weight: torch.Tensor, earlier: torc
 
 
 def one_writer(run: Any, told: str = "") -> list[int]:
-    """The rank that wrote saved/model.pt, in a list. Each rank's evidence says which `files` it wrote; `told`, which
-    ranks they are, with a blank after it.
+    """The rank that wrote saved/model.pt, in a list; no other wrote beside it. Each rank's evidence says which `files`
+    it wrote; `told`, which ranks they are, with a blank after it.
     """
     writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
+    names = sorted({Path(name).name for seen in run.evidence for name in seen["files"]})
     expect(
         len(writers) <= 1,
         f"{told}ranks {writers} all write the checkpoint",
         "one rank writes",
-        f"ranks {writers} write",
+        f"ranks {writers} write {', '.join(names)}",
         writers[-1] if writers else None,
     )
     expect("saved/model.pt" in run.files, f"{told}save_checkpoint leaves no file", "saved/model.pt", "no such file")

@@ -1243,6 +1243,59 @@ WRONG = [
         edits=(("    return train_loader, validation_loader, test_loader\n", ""),),
         says="“return train_loader, validation_loader, test_loader” is missing",
     ),
+    Answer(
+        5,
+        "the sampler's first order, as a list",
+        swap=("sampler=train_sampler", "sampler=[*train_sampler]"),
+        says="in the second epoch rank 0 of 2 trains on the samples of the first",
+    ),
+    Answer(
+        6,
+        "a share like all others",
+        swap=("sampler=validation_sampler", "sampler=[*validation_sampler][: len(validation) // world_size]"),
+        says="drops validation samples",
+    ),
+    Answer(
+        7,
+        "whole batches on all ranks alike",
+        """
+        size = args.batch_size // world_size
+        own = [*test_sampler][: len(test) // args.batch_size * size]
+        test_loader = DataLoader(test, batch_size=size, sampler=own, **common)
+        """,
+        says="drops test samples",
+    ),
+    Answer(
+        11,
+        "the validation loss for the test loss",
+        swap=(
+            "test loss {test_loss:.4f}, perplexity {perplexity(test_loss)",
+            "test loss {best:.4f}, perplexity {perplexity(best)",
+        ),
+        says="does not print the test loss",
+    ),
+    Answer(
+        12,
+        "each rank its own file",
+        swap=("save0({", "torch.save({"),
+        edits=(
+            (
+                "    plain = model.module if",
+                '    path = path.with_stem(f"{path.stem}-{dist.get_rank()}" if dist.get_rank() else path.stem)\n    plain = model.module if',
+            ),
+        ),
+        says="ranks [0, 1] all write",
+    ),
+    Answer(
+        17,
+        "the port behind the script",
+        swap=(
+            (' --master-port="$MASTER_PORT"', ""),
+            ("train/ddp_training.py", 'train/ddp_training.py --master-port="$MASTER_PORT"'),
+        ),
+        says="--master-port stands after the script",
+    ),
+    Answer(17, "torchrun's own port", swap=(' --master-port="$MASTER_PORT"', ""), says="at port 29500 in every job"),
 ]
 
 RIGHT = [

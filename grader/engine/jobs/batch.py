@@ -28,6 +28,7 @@ class Ranks:
     identity: str = ""  # of the rendezvous, "" if there is none
     hosts: bool | None = None  # whether this node is told to be the host; None: no node is told
     refused: str = ""  # why torchrun would refuse its arguments
+    behind: tuple[str, ...] = ()  # torchrun's options that stand after the script, and so go to the script
 
 
 def started(seen: dict) -> list[Ranks]:
@@ -84,6 +85,7 @@ def by_torchrun(start: Start, args: list[str]) -> Ranks:
         None,
         visible,
         meeting_place(start.env),
+        behind=torchruns_own(options.training_script_args),
     )
     if options.standalone or nnodes == 1 and not (options.rdzv_endpoint or options.master_addr):
         ranks.ranks, ranks.world = list(range(processes)), processes
@@ -111,6 +113,12 @@ def torchrun_options(args: list[str], env: dict[str, str]) -> argparse.Namespace
     parser.set_defaults(master_addr=given.get("PET_MASTER_ADDR", ""))  # so "" means that none was given
     with mock.patch.object(parser, "error", refuse), mock.patch.object(parser, "print_help", lambda: refuse("--help")):
         return parser.parse_args(args)
+
+
+def torchruns_own(args: list[str]) -> tuple[str, ...]:
+    """The arguments that are torchrun's by their names, in either spelling: --master-port=…, --master_port."""
+    known = {name for action in get_args_parser()._actions for name in action.option_strings if name.startswith("--")}
+    return tuple(word for word in args if word.partition("=")[0] in known - {"--help"})
 
 
 def refuse(message: str) -> None:
