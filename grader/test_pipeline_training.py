@@ -30,7 +30,6 @@ from grader.kit import (
     Peak,
     Wrong,
     a_number,
-    beside_it,
     cases,
     check_calls,
     check_checkpoint,
@@ -56,6 +55,7 @@ from grader.kit import (
     reported,
     same_report,
     saved_file,
+    saved_files,
     shares,
     tiny_model,
     todo,
@@ -1246,7 +1246,7 @@ def save_on_rank(code, rank, world, grid):
             with torch.no_grad():
                 for p in parameters_of(stages).values():
                     p.add_(1.0 if epoch == 2 else 0.0)
-    return {"files": beside_it(files), "peak": peak.most}
+    return {"files": saved_files(files), "peak": peak.most}
 
 
 @todo(

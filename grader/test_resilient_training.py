@@ -1273,7 +1273,7 @@ def notice_of(unit, seen):
 
 
 def seconds_of(duration):
-    """As `timeout` and `sleep` read it: 3400, 55m, 0.5h; 0 for what is no duration."""
+    """As `timeout` and `sleep` read it: 3400, 55m, 0.5h; 0 if it is not a duration."""
     found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", duration)
     return float(found[1]) * UNITS[found[2] or "s"] if found else 0
 

@@ -16,7 +16,7 @@
 | on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
-| the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file`, `beside_it` |
+| the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file`, `saved_files` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `check_delivery`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `first_node`, `LOCAL`; `ends`; `Unit` |
@@ -43,7 +43,6 @@ from grader.kit.messages import PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
     answers_on_rank,
     as_evidence,
-    beside_it,
     crossed,
     freeze,
     is_stale,
@@ -52,6 +51,7 @@ from grader.kit.on_rank import (
     raised,
     ranks_of,
     saved_file,
+    saved_files,
 )
 from grader.kit.predictions import a_number, both, check_answers, known, same_numbers, written
 from grader.kit.refusals import check_refusals

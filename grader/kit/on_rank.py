@@ -67,8 +67,8 @@ def saved_file() -> Path:
     return folder / "model.pt"
 
 
-def beside_it(files: Sequence[str]) -> list[str]:
-    """Those of the files that are saved_file(), or in its folder: a file that each rank has for itself is one, too."""
+def saved_files(files: Sequence[str]) -> list[str]:
+    """Of these files, saved_file() and all others in its folder, such as a file for each rank."""
     return [name for name in files if Path(name).parent.name == "saved"]
 
 

@@ -210,8 +210,8 @@ def check_saved_weight(name: str, part: Any, weight: torch.Tensor, earlier: torc
 
 
 def one_writer(run: Any, told: str = "") -> list[int]:
-    """The rank that wrote saved/model.pt, in a list; no other wrote beside it. Each rank's evidence says which `files`
-    it wrote; `told`, which ranks they are, with a blank after it.
+    """The rank that wrote saved/model.pt, in a list; no other rank wrote in its folder. Each rank's evidence says
+    which `files` it wrote; `told`, which ranks they are, with a blank after it.
     """
     writers = [rank for rank, seen in enumerate(run.evidence) if seen["files"]]
     names = sorted({Path(name).name for seen in run.evidence for name in seen["files"]})

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from grader.engine.inside.recording import record_files
-from grader.kit.on_rank import beside_it, saved_file
+from grader.kit.on_rank import saved_file, saved_files
 from utils.model import TransformerLM
 
 TINY = dict(vocab_size=50, dim=16, n_heads=2, n_layers=1, max_len=8)
@@ -26,9 +26,9 @@ def tiny_batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_twice(save: Callable[[int, Path, int], None]) -> list[str]:
     """Two models to one path, as model-best.pt is: the second one is to stay. `save(seed, path, epoch)` makes a model
-    and has it saved. Returns the files that this rank wrote, there and beside it.
+    and has it saved. Returns the files that this rank wrote, all in that folder.
     """
     files = record_files()
     for seed, epoch in ((1, 1), (0, 3)):
         save(seed, saved_file(), epoch)
-    return beside_it(files)
+    return saved_files(files)
