@@ -67,6 +67,7 @@ from grader.kit import (
     ring_bytes,
     same_report,
     saved_file,
+    saved_files,
     sent_by,
     shares,
     todo,
@@ -84,13 +85,15 @@ AXES = ("pp", "dp", "shard", "tp")
 CPU = torch.device("cpu")
 
 
-def made_args(code, **flags):
-    """Arguments as parse_args gives them, for any number of ranks: conditions on flags are not checked here."""
+def made_args(code, shape=(), **flags):
+    """Arguments as parse_args gives them, with the sizes of AXES, for any number of ranks: conditions on flags are not
+    checked here.
+    """
     argv = "--batch-size 24 --seq-len 12 --dim 24 --heads 12 --layers 12".split()
     world, code.check_hybrid = code.check_hybrid, lambda args, ranks: None
     args = code.parse_args(argv)
     code.check_hybrid = world
-    for name, value in flags.items():
+    for name, value in (dict(zip(AXES, shape)) | flags).items():
         setattr(args, name, value)
     return args
 
@@ -193,7 +196,7 @@ SHAPES_1 = {8: ((1, 2, 2, 2), (2, 2, 1, 2), (2, 1, 2, 2), (1, 4, 2, 1)), 6: ((3,
 def mesh_on_rank(code, rank, world, shapes):
     found = []
     for shape in shapes:
-        mesh = code.make_mesh(CPU, made_args(code, **dict(zip(AXES, shape, strict=True))))
+        mesh = code.make_mesh(CPU, made_args(code, shape))
         if not hasattr(mesh, "mesh") or not hasattr(mesh, "mesh_dim_names"):
             return [{"type": kind_of(mesh)}]
         names = list(mesh.mesh_dim_names or ())
@@ -295,7 +298,7 @@ def cut_on_rank(code, rank, world, layers):
         mesh = made_mesh(*shape)
         with torch.device("meta"):
             model = TransformerLM(50, 16, 2, layers, 8)
-        stages = code.cut(model, mesh["pp"], CPU, made_args(code, pp=shape[0], schedule=schedule))
+        stages = code.cut(model, mesh["pp"], CPU, made_args(code, shape, schedule=schedule))
         if not isinstance(stages, list) or not all(hasattr(stage, "submod") for stage in stages):
             left.append(kind_of(stages))
             continue
@@ -579,7 +582,7 @@ MICRO = 3
 
 def shard_on_rank(code, rank, world, shape, sizes, seed, short):
     """Two steps of a pipeline of one stage, for in the first one torch also asks the stage for its shapes. Then, if
-    `short`, with --dtype bfloat16 all is gathered, and not used.
+    `short`, with --dtype bfloat16 all is gathered, and then used in a step.
     """
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -587,7 +590,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
     layers = cut_by_check(drawn_model(0, sizes), 0, 1)
     if shape[3] > 1:
         split_by_check(layers, mesh["tp"], False)
-    code.shard(layers, mesh["dp", "shard"], made_args(code, **dict(zip(AXES, shape, strict=True))))
+    code.shard(layers, mesh["dp", "shard"], made_args(code, shape))
 
     def step():
         held = elements(layers.parameters())
@@ -602,11 +605,13 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
         mark()
         if short:
             others = cut_by_check(drawn_model(0, sizes), 0, 1)
-            code.shard(others, mesh["dp", "shard"], made_args(code, dtype="bfloat16"))
+            code.shard(others, mesh["dp", "shard"], made_args(code, shape, dtype="bfloat16"))
             for unit in others.modules():
                 if hasattr(unit, "unshard"):
                     unit.unshard()
             found["gathered"] = sorted({str(p.dtype).removeprefix("torch.") for p in others.parameters()})
+            mark()
+            found["short"] = attempt(lambda: loss_by_check(others, others(x), y).backward()) or {}
         return found
 
     return attempt(step)
@@ -680,11 +685,16 @@ def test_todo4_shard(student):
 
 
 def check_short(told, run, gathers):
-    """With --dtype bfloat16 all weights are gathered in it, also those that are in no block."""
-    for rank, (seen, events) in enumerate(zip(run.evidence, cases(run.events)[2], strict=True)):
-        dtypes = seen["gathered"]
-        if gathers:
-            dtypes = sorted({event["dtype"] for event in events if event["e"] == "op" and event["op"] == "all_gather"})
+    """With --dtype bfloat16 all weights are gathered in it, also those that are in no block, and gradients are added up
+    in float32.
+    """
+
+    def dtypes_of(op, events):
+        return sorted({event["dtype"] for event in events if event["e"] == "op" and event["op"] == op})
+
+    gathered, stepped = cases(run.events)[2:4]
+    for rank, seen in enumerate(run.evidence):
+        dtypes = dtypes_of("all_gather", gathered[rank]) if gathers else seen["gathered"]
         expect(
             dtypes == ["bfloat16"],
             f"{told} and --dtype bfloat16, rank {rank} {'gathers' if gathers else 'computes with'} weights in"
@@ -692,6 +702,18 @@ def check_short(told, run, gathers):
             "bfloat16",
             dtypes,
             rank,
+        )
+    check_refused(f"{told} and --dtype bfloat16", "a step", [seen["short"] for seen in run.evidence])
+    for rank, events in enumerate(stepped if gathers else ()):
+        summed = dtypes_of("reduce_scatter", events)
+        expect(
+            summed == ["float32"],
+            f"{told} and --dtype bfloat16, rank {rank} adds up gradients in {' and '.join(summed) or 'no dtype'}: the"
+            " mp_policy in options asks for float32",
+            "float32",
+            summed,
+            rank,
+            "precision() has made the policy. What becomes of it, between `options` and the calls?",
         )
 
 
@@ -739,7 +761,7 @@ def check_gathered(told, run, shape, sizes, share):
 
 def samplers_on_rank(code, rank, world, shape, sizes, seed):
     sets = tuple(Windows(torch.arange(size), 1, 0, drop_last=True) for size in sizes)
-    mesh, args = made_mesh(*shape), made_args(code, seed=seed)
+    mesh, args = made_mesh(*shape), made_args(code, shape, seed=seed)
     share = code.my_share(mesh)
     if not isinstance(share, (tuple, list)) or len(share) != 2 or not all(isinstance(n, int) for n in share):
         return {"returns": f"{share!r}"[:100]}
@@ -899,7 +921,7 @@ def norms_on_rank(code, rank, world, shape, sizes, sequence):
     own = own_by_check(mesh, sizes, sequence)
     set_gradients(own, 1.0 + mesh.get_local_rank("tp"))
     mark()
-    code.add_up_norms(own, mesh, made_args(code, tp=shape[3], sequence_parallel=sequence))
+    code.add_up_norms(own, mesh, made_args(code, shape, sequence_parallel=sequence))
     mark()
     return {"grads": gradients(own), "place": mesh.get_local_rank("tp")}
 
@@ -931,7 +953,7 @@ def norms_on_rank(code, rank, world, shape, sizes, sequence):
 )
 def test_todo7_norms(student):
     # A width of 4 for each head does not divide into 3 shards.
-    for shape, sequence in (((1, 1, 3, 2), True), ((1, 1, 1, 3), True), ((2, 1, 1, 2), True), ((1, 2, 1, 2), False),
+    for shape, sequence in (((1, 1, 3, 2), True), ((1, 2, 1, 3), True), ((2, 1, 1, 2), True), ((1, 2, 1, 2), False),
                             ((2, 1, 2, 1), True)):  # fmt: skip
         tp = shape[3]
         sizes = drawn_sizes(student, tp, "norms", *shape, words=WORDS)
@@ -977,7 +999,7 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
     for clip in clips:
         set_gradients(own)
         mark()
-        norm = code.clip_gradients(own, mesh, made_args(code, clip=clip))
+        norm = code.clip_gradients(own, mesh, made_args(code, shape, clip=clip))
         mark()
         number = norm if isinstance(norm, (int, float)) else kind_of(norm)
         seen.append({"norm": number, "grads": gradients(own)})
@@ -1064,7 +1086,7 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
     for length in LENGTHS:
         text = Text(length, sizes)
         loader = torch.utils.data.DataLoader(text, batch_size=4, sampler=ShardSampler(text, place, dp * shard))
-        args = made_args(code, seq_len=sizes["length"], **dict(zip(AXES, shape, strict=True)))
+        args = made_args(code, shape, seq_len=sizes["length"])
         args.schedule = "interleaved" if interleaved else "1f1b"
         mean = code.evaluate(stages, schedule, loader, CPU, args)
         means.append(float(mean) if isinstance(mean, (int, float, torch.Tensor)) else kind_of(mean))
@@ -1153,7 +1175,7 @@ def save_on_rank(code, rank, world, shape, sizes):
     config = {"vocab_size": sizes["vocab"]}
     with Peak() as peak:
         code.save_checkpoint(own, mesh, config, saved_file(), 3)
-    return {"files": [f for f in files if f.endswith("saved/model.pt")], "peak": peak.most}
+    return {"files": saved_files(files), "peak": peak.most}
 
 
 def pass_on(code, rank, world, sizes, shapes):
@@ -1234,7 +1256,7 @@ def test_todo10_checkpoints(student):
     serials = [student.serial(["--data", "data", "--out", "out", *argv], corpus(student)) for argv in MODELS]
     for serial in serials:
         must_move(student, serial)
-    for shape in ((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1)):
+    for shape in ((2, 1, 1, 2), (1, 1, 4, 1), (3, 1, 1, 1)):
         check_file(student, shape)
     shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
     sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)

@@ -448,9 +448,41 @@ WRONG = [
         ["parallelize_module(layers, mesh, plan_of(stream_layout(args)))", None],
         says="names layers that a stage lacks",
     ),
+    Answer(
+        4,
+        "a policy of its own, which adds up in bfloat16",
+        swap=(
+            "options |= {",
+            "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
+            'short = torch.bfloat16 if args.dtype == "bfloat16" else None\n'
+            'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=short)\n'
+            "options |= {",
+        ),
+        says="adds up gradients in bfloat16",
+    ),
+    Answer(
+        7,
+        "only where there are no copies",
+        swap=(
+            "if args.sequence_parallel and args.tp > 1:",
+            "if args.sequence_parallel and args.tp > 1 and args.dp == 1:",
+        ),
+        says="after add_up_norms",
+    ),
+    Answer(
+        10,
+        "a file of nothing where there is one stage",
+        swap=("full = {}\nif first:", 'full = {}\nif first and mesh["pp"].size() > 1:'),
+        says="all weights",
+    ),
 ]
 
 RIGHT = [
+    Answer(
+        7,
+        "asks the mesh, not the flags",
+        swap=("if args.sequence_parallel and args.tp > 1:", 'if args.sequence_parallel and mesh["tp"].size() > 1:'),
+    ),
     Answer(
         1,
         "a mesh made of a tensor",
