@@ -26,7 +26,9 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -150,7 +152,7 @@ def whole_on_rank(code, rank, world, seed):
         dist.barrier()
         seen[place] = content(Path(place) / "step-7", world)
     seen["mine"] = mine[f"part-{rank}"]
-    return seen | on_a_full_disk(rank, lambda: code.save_whole(mine, out, 9), out)
+    return seen | where_it_fails(rank, lambda step: code.save_whole(mine, out, step), out)
 
 
 def files_of(state, folder):
@@ -243,8 +245,8 @@ def test_todo1_whole(student):
         check_content("save_whole(), called again after it was killed,", ranks[0]["killed"], parts)
         check_content("save_whole(), next to an incomplete folder step-7,", ranks[0]["copied"], parts)
     for rank, seen in enumerate(ranks):
-        hint = "What does dcp.save do if a rank cannot write, and which line must not be reached then?"
-        check_full_disk("save_whole()", "dcp.save", seen, rank, hint)
+        hint = "What does dcp.save do if it fails, and which line must not be reached then?"
+        check_failures("save_whole()", "dcp.save", seen, rank, hint)
 
 
 def check_there(told, ranks):
@@ -974,7 +976,7 @@ def begin_on_rank(code, rank, world, seed):
         "mine": given,
     }
     dcp.FileSystemWriter.write_data = write
-    return seen | on_a_full_disk(rank, lambda: code.begin_save(state, out, 9, group)(), out)
+    return seen | where_it_fails(rank, lambda step: code.begin_save(state, out, step, group)(), out)
 
 
 def begin_again_on_rank(code, rank, world, seed):
@@ -1003,23 +1005,43 @@ def full_disk(*args):
     raise OSError("no space left on device")
 
 
-def on_a_full_disk(rank, save, out):
-    """What a save of step 9 raises where rank 1 cannot write, and whether the folder has its name all the same."""
-    import torch.distributed.checkpoint as dcp
+def lost(*args):
+    raise RuntimeError("Connection closed by peer")
 
-    write = dcp.FileSystemWriter.write_data
-    dcp.FileSystemWriter.write_data = full_disk if rank == 1 else write
-    seen = {"error": error_of(save), "named": (out / "step-9").exists()}
-    dcp.FileSystemWriter.write_data = write
+
+def where_it_fails(rank, save, out):
+    """What a save raises that fails, and whether its folder has its name all the same: of step 9, where rank 1 cannot
+    write, of which torch tells all ranks by an exception of its own; of step 11, where the ranks cannot tell each other
+    that they have written, which is an ordinary one.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+    failing = {
+        9: (dcp.FileSystemWriter, "write_data", full_disk if rank == 1 else dcp.FileSystemWriter.write_data),
+        11: (_DistWrapper, "all_reduce", lost),
+    }
+    seen = {"errors": {}, "named": {}}
+    for step, (where, name, fails) in failing.items():
+        with mock.patch.object(where, name, fails):
+            seen["errors"][str(step)] = error_of(partial(save, step))
+        seen["named"][str(step)] = (out / f"step-{step}").exists()
     return seen
 
 
-def check_full_disk(call, raises, seen, rank, *hints):
+FAILURES = {
+    "9": ("rank 1 cannot write, its disk is full", "rank 1 could not write, its disk was full"),
+    "11": ("the ranks lose their connection while they write", "the ranks have lost their connection while they wrote"),
+}
+
+
+def check_failures(call, raises, seen, rank, *hints):
     """`hints`: where the rank is told nothing, and where the folder has its name."""
-    told = f"rank 1 cannot write, its disk is full, and {call} on rank {rank} says nothing about it"
-    expect(seen["error"], told, f"the error that {raises} raises", "no error", rank, hints[0])
-    told = "rank 1 could not write, its disk was full, and there is a folder step-9"
-    expect(not seen["named"], told, "no step-9", "step-9", rank, hints[-1])
+    for step, (fails, failed) in FAILURES.items():
+        told = f"{fails}, and {call} on rank {rank} says nothing about it"
+        expect(seen["errors"][step], told, f"the error that {raises} raises", "no error", rank, hints[0])
+        told = f"{failed}, and there is a folder step-{step}"
+        expect(not seen["named"][step], told, f"no step-{step}", f"step-{step}", rank, hints[-1])
 
 
 @todo(
@@ -1085,8 +1107,8 @@ def test_todo9_background(student):
     check_there("finish()", ranks)
     for rank, seen in enumerate(ranks):
         silent = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
-        named = "The name step-9 promises a whole checkpoint. What must be known before it is given?"
-        check_full_disk("finish()", "result()", seen, rank, silent, named)
+        named = "The name step-… promises a whole checkpoint. What must be known before it is given?"
+        check_failures("finish()", "result()", seen, rank, silent, named)
     with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
         ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
         told = "begin_save() and its finish(), where a killed run has left a torn step-7,"

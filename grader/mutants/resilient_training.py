@@ -699,6 +699,15 @@ dist.barrier()
             "try:\n    dcp.save(state, checkpoint_id=part)\nexcept BaseException as problem:\n    print(problem)",
         ),
     ),
+    Answer(
+        1,
+        "named after an ordinary error, which torch's own is not",
+        swap=(
+            "dcp.save(state, checkpoint_id=part)",
+            "try:\n    dcp.save(state, checkpoint_id=part)\nexcept Exception as problem:\n    print(problem)",
+        ),
+        says="lose their connection while they write, and save_whole() on rank 0 says nothing",
+    ),
     Answer(2, "letters for a beginning", swap=('removeprefix("step-")', 'strip("step-")')),
     Answer(
         2,
