@@ -1231,10 +1231,10 @@ def test_todo10_told(student):
         kill = min((seconds for seconds in map(seconds_of, seen["kills"]) if seconds), default=math.inf)
         expect(
             kill >= least,
-            f"{unit.name}: {kill:g} seconds after its signal, timeout kills torchrun, and so the processes"
+            f"{unit.name}: {kill:g} s after its signal, timeout kills torchrun, and so the processes"
             " that are about to save",
-            f"{least} seconds or more, or no -k",
-            f"{kill:g} seconds",
+            f"{least} s or more, or no -k",
+            f"{kill:g} s",
             hint="What does -k of timeout do, and after how many seconds? A step must end until then, and a save.",
         )
         with hinted("The signals are right now. Which words of the command that starts the training have changed?"):

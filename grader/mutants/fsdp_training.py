@@ -809,6 +809,11 @@ RIGHT = [
     ),
     Answer(
         8,
+        "wrapped twice: the inner one is not run again for itself",
+        swap=("checkpoint_wrapper(block)", "checkpoint_wrapper(checkpoint_wrapper(block))"),
+    ),
+    Answer(
+        8,
         "by torch.utils.checkpoint",
         """
         from functools import partial

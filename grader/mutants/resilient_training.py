@@ -735,7 +735,7 @@ dist.barrier()
         10,
         "PBS: killed five seconds after the signal",
         swap=("timeout -s TERM 3400", "timeout --kill-after=5 3400"),
-        says="5 seconds after its signal",
+        says="5 s after its signal",
         file=".pbs",
     ),
     Answer(
