@@ -961,6 +961,7 @@ def test_todo5_capacity(student):
             (6, 2, 4, 2, 1.0, 1),
             (9, 2, 6, 0, 0.5, 3),
             (0, 2, 4, 1, 1.0, 2),
+            (6, 1, 2, 3, 1.0, 6),  # a share of one token, which drops nothing
         )
     ):
         for attempt in range(50):
@@ -972,9 +973,10 @@ def test_todo5_capacity(student):
                 or k == 1
                 or right_drop(chosen, experts, limit) != by_token(chosen, experts, limit)
             )
-            if told_apart:
+            alone = shares != n or chosen[0] == chosen[1]  # in a share of two, one would be dropped
+            if told_apart and alone:
                 break
-        student.premise(told_apart, "slots that are dropped token by token")
+        student.premise(told_apart and alone, "slots that are dropped token by token, or in shares of two")
         trials.append([chosen, [n, k], experts, limit, factor, shares])
     check_answers(student, right, wrong="is wrong: an even share times the factor, rounded up", hints=HINTS)
     (seen,) = student.call(dropped_on_rank, world=1, group=False, trials=trials).evidence

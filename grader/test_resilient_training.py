@@ -1109,10 +1109,13 @@ def test_todo9_background(student):
         silent = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
         named = "The name step-… promises a whole checkpoint. What must be known before it is given?"
         check_failures("finish()", "result()", seen, rank, silent, named)
-    with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
+    for world in (1, 2):
         ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
-        told = "begin_save() and its finish(), where a killed run has left a torn step-7,"
-        check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
+        told = (
+            f"begin_save() and its finish(), on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
+        )
+        with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
+            check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
 
 
 def begun(student, world):

@@ -158,9 +158,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     # With a single copy there is nothing to sum over copies, so no second axis.
     options = {"mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"], "mp_policy": precision(args)}
     # TODO 3: Shard the model over the mesh: each block, then the rest of the model.
-    # Weights that are sharded together are gathered together, so with one unit per block a rank never holds more than
-    # one whole block, plus the rest. With full and hybrid, a block's weights are freed after its forward pass and
-    # gathered again for its backward pass; with none and grad, they stay until then.
+    # Weights that are sharded together are gathered together, so with one unit per block a rank never holds more than a
+    # few whole blocks (FSDP gathers the next one early), plus the rest. With full and hybrid, a block's weights are
+    # freed after its forward pass and gathered again for its backward pass; with none and grad, they stay until then.
     return nn.parallel.DistributedDataParallel(model.to(mesh.device_type))
 
 

@@ -717,6 +717,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         ],
         says="drop_in_shares",
     ),
+    Answer(5, "shares of two at least", swap=("max(N // shares, 1)", "max(N // shares, 2)"), says="6 shares"),
     Answer(5, "shares with the limit of all", swap=("capacity(N // shares, K", "capacity(N, K"), says="drop_in_shares"),
     Answer(
         5,

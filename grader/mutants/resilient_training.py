@@ -448,6 +448,7 @@ dist.barrier()
     return lambda: writing.result()
     """),
     ),
+    Answer(9, "named by rank 1", swap=("dist.get_rank() == 0", "dist.get_rank() == 1"), says="on 1 rank"),
     Answer(9, "nobody waits for the end", swap=("    writing.result()\n", "")),
     Answer(
         9,
