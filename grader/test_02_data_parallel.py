@@ -41,6 +41,7 @@ from grader.kit import (
     hinted,
     is_stale,
     as_evidence,
+    check_shape,
     check_tensor,
     moved_by,
     near,
@@ -285,14 +286,30 @@ def check_no_wait_inside(what, events, rank):
 
 def predictions_on_rank(code, rank, world, shares):
     """The student's predictions for the gradients of these shares."""
-    given = [
-        [torch.tensor(gradient, dtype=torch.float64) for gradient in gradients_of_ranks]
-        for gradients_of_ranks, _ in shares
-    ]
     return [
-        as_evidence(code.whole_gradient([*gradients_of_ranks], [*samples]))
-        for gradients_of_ranks, (_, samples) in zip(given, shares, strict=True)
+        as_evidence(code.whole_gradient([torch.tensor(g, dtype=getattr(torch, dtype)) for g in gradients], [*samples]))
+        for gradients, samples, dtype in shares
     ]
+
+
+DTYPES = ("bfloat16", "float32", "float64")
+
+
+def drawn_shares(draw):
+    """(gradients of the ranks, their samples, dtype). The matrices would lose digits in float32."""
+    shares = [
+        ([[1.0, 2.0], [3.0, 8.0]], [5, 5], "float64"),
+        ([[1.0, 2.0], [3.0, 8.0]], [3, 1], "float64"),
+        ([[4.0], [8.0], [0.0]], [2, 2, 0], "float64"),
+        ([[1.0, 2.0]], [7], "float64"),
+    ]
+    samples = [draw.randrange(1, 9) for _ in range(5)]
+    shares.append(([[8.0 * draw.randrange(50) for _ in range(3)] for _ in samples], samples, "float64"))
+    matrices = [[[draw.uniform(-1, 1) for _ in range(2)] for _ in range(2)] for _ in range(3)]
+    shares.append((matrices, [5, 1, 3], "float64"))
+    for counts, dtype in zip(ones_in_turn(draw, 3), draw.sample(DTYPES, 3), strict=True):
+        shares.append(([[8.0 * draw.randrange(1, 50) for _ in range(2)] for _ in counts], counts, dtype))
+    return shares
 
 
 @todo(
@@ -316,34 +333,17 @@ def predictions_on_rank(code, rank, world, shares):
     ),
 )
 def test_todo1_predictions(student):
-    # Gradients of shares of a mean, in float64; the last one, a matrix, would lose digits in float32.
-    shares = [
-        [[[1.0, 2.0], [3.0, 8.0]], [5, 5]],
-        [[[1.0, 2.0], [3.0, 8.0]], [3, 1]],
-        [[[4.0], [8.0], [0.0]], [2, 2, 0]],
-        [[[1.0, 2.0]], [7]],
-    ]
-    right = [[2.0, 5.0], [1.5, 3.5], [6.0], [1.0, 2.0]]
-    draw = student.draw("shares")
-    samples = [draw.randrange(1, 9) for _ in range(5)]
-    vectors = [[8.0 * draw.randrange(50) for _ in range(3)] for _ in samples]
-    whole = [sum(v[i] * n for v, n in zip(vectors, samples, strict=True)) / sum(samples) for i in range(3)]
-    shares, right = [*shares, [vectors, samples]], [*right, whole]
-    matrices = [[[draw.uniform(-1, 1) for _ in range(2)] for _ in range(2)] for _ in range(3)]
-    whole = (
-        sum(torch.tensor(matrix, dtype=torch.float64) * n for matrix, n in zip(matrices, (5, 1, 3), strict=True)) / 9
-    )
-    shares, right = [*shares, [matrices, [5, 1, 3]]], [*right, whole.tolist()]
-    for counts in ones_in_turn(draw, 3):
-        vectors = [[8.0 * draw.randrange(1, 50) for _ in range(2)] for _ in counts]
-        whole = [sum(v[i] * n for v, n in zip(vectors, counts, strict=True)) / sum(counts) for i in range(2)]
-        shares, right = [*shares, [vectors, counts]], [*right, whole]
+    shares = drawn_shares(student.draw("shares"))
     steps = ((1000, 1), (1000, 2), (1000, 3), (1000, 4), (124_000_000, 1024))
     (seen,) = student.call(predictions_on_rank, world=1, group=False, shares=shares).evidence
-    for (gradients_of_ranks, samples), wanted, guess in zip(shares, right, seen, strict=True):
-        call = f"whole_gradient({gradients_of_ranks}, {samples})"
-        wanted = torch.tensor(wanted, dtype=torch.float64)
-        check_tensor(call, guess, wanted, 1e-12, than="the gradient of the mean over all samples")
+    for (gradients_of_ranks, samples, dtype), guess in zip(shares, seen, strict=True):
+        call = f"whole_gradient({gradients_of_ranks}, {samples})" + (f", in {dtype}," if dtype != "float64" else "")
+        sums = (n * torch.tensor(g, dtype=torch.float64) for g, n in zip(gradients_of_ranks, samples, strict=True))
+        dtype = getattr(torch, dtype)
+        rel = max(1e-12, 4 * torch.finfo(dtype).eps)  # a product, two sums and a quotient are rounded
+        right, than = sum(sums) / sum(samples), "the gradient of the mean over all samples"
+        check_shape(call, guess, right.shape, dtype, hint="Which line makes a tensor of a shape or dtype of its own?")
+        check_tensor(call, guess, right, rel, dtype=dtype, than=than)
     check_answers(
         student,
         {("step_bytes", step): 8 * (step[1] - 1) / step[1] * step[0] for step in steps},

@@ -1099,6 +1099,12 @@ if len(self.missing[number]) < 2:
         says="is not the gradient of the mean over all samples",
     ),
     Answer(
+        1,
+        "summed in float64, and left there",
+        swap=("[gradient * count for", "[gradient.double() * count for"),
+        says="is in float64, not in",
+    ),
+    Answer(
         2,
         "leaves all parameters trainable",
         """
@@ -1205,6 +1211,15 @@ RIGHT = [
             "return torch.tensordot(torch.tensor(samples, dtype=gradients[0].dtype), torch.stack(gradients), 1) / sum(samples)",
             "return 2 * (4 * parameters) * (1 - 1 / world)",
         ],
+    ),
+    Answer(
+        1,
+        "summed in float64, and returned as given",
+        swap=(
+            ("[gradient * count for", "[gradient.double() * count for"),
+            ("/ sum(samples)", "/ sum(samples)).to(gradients[0].dtype)"),
+            ("return torch.stack", "return (torch.stack"),
+        ),
     ),
     Answer(
         2,
