@@ -16,8 +16,8 @@ The reference is one process that works through the shares of all ranks. No verd
 events shows that communication overlaps. Collectives have the worst timing that is allowed: a result arrives when it is
 waited for, and whatever its tensor held until then is lost. Bytes are those that a ring would send.
 
-The model has the difficult cases: a tied weight, a frozen layer whose weight has a gradient from before, a layer that is used only on demand, a batch norm
-whose buffers have two dtypes, and a buffer that no state_dict has.
+The model has the difficult cases: a tied weight, a frozen layer whose weight has a gradient from before, a layer that is used only on demand and lies
+deep, a parameter of its own, a batch norm whose buffers have two dtypes, a buffer that no state_dict has; and tensors with equal numbers, which are not tied.
 """  # noqa: E501
 
 import math
@@ -80,8 +80,9 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(2)
         self.frozen = nn.Linear(2, 4).requires_grad_(False)
         self.hidden = nn.Linear(4, 6)
-        self.extra = nn.Linear(6, 6)
-        self.out = nn.Linear(6, 2)
+        self.extra = nn.Sequential(nn.Sequential(nn.Linear(6, 6)))
+        self.out = nn.Linear(6, 2, bias=False)
+        self.shift = nn.Parameter(torch.randn(2))
         self.head = nn.Linear(2, 14, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("scale", torch.rand(2) + 0.5, persistent=False)
@@ -90,7 +91,7 @@ class Net(nn.Module):
         h = torch.tanh(self.hidden(self.frozen(self.norm(self.embedding(x)))))
         if bool((x >= 7).any()):
             h = h + self.extra(h)
-        return F.cross_entropy(self.head(self.out(h) * self.scale), y)
+        return F.cross_entropy(self.head((self.out(h) + self.shift) * self.scale), y)
 
 
 def made_model(seed=0):
@@ -101,6 +102,8 @@ def made_model(seed=0):
             buffer.uniform_(0.5, 2.0)
         elif name != "scale":
             buffer.fill_(10 + seed)
+    model.norm.bias.data.copy_(model.shift.data)
+    model.norm.running_var.copy_(model.norm.running_mean)
     freeze(model.frozen.weight)
     return model
 
@@ -119,6 +122,18 @@ def trained(model):
 
 def gradients(model):
     return {name: parameter.grad for name, parameter in trained(model).items() if parameter.grad is not None}
+
+
+def left_by_step(model):
+    """What a rank holds after a step: gradients, and whether those of frozen parameters are as they were."""
+    kept = is_stale(model.frozen.weight) and model.frozen.bias.grad is None
+    return {"gradients": {name: grad.clone() for name, grad in gradients(model).items()}, "kept": kept}
+
+
+def emptied(model):
+    """Without gradients for the next step. Those of frozen parameters stay: the optimizer does not have them."""
+    for parameter in trained(model).values():
+        parameter.grad = None
 
 
 def gradient_bytes(a_number=4):
@@ -202,6 +217,14 @@ def check_gradients(what, seen, right, rank, world=WORLD):
         told, than = f"{what}: on rank {rank}, the gradient of {name}", "one process's gradient of all samples"
         rel = REL if wanted.dtype == torch.float32 else REL_IN_FLOAT64
         check_tensor(told, grad, wanted, rel, rank, scale=scale_of(right), wrongs=wrongs, than=than)
+
+
+def check_step(what, seen, right, rank, world=WORLD):
+    """What `left_by_step` found."""
+    check_gradients(what, seen["gradients"], right, rank, world)
+    told = f"{what}: on rank {rank}, a frozen parameter has another gradient than before"
+    hint = "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?"
+    expect(seen["kept"], told, "as it was", "other numbers", rank, hint)
 
 
 def scale_of(right):
@@ -388,6 +411,12 @@ def broadcast_on_rank(code, rank, world, seed):
     }
 
 
+ALIKE = (
+    "Do all ranks make the same calls, with the same root, whatever numbers their tensors hold? A tied parameter is one"
+    " object with two names; two objects with equal numbers are not tied."
+)
+
+
 @todo(
     2,
     minutes=5,
@@ -409,8 +438,9 @@ def test_todo2_broadcast_state(student):
     seeds = student.seeds(WORLD)
     first, *others = student.reference(first_states, seeds=[*seeds])
     alike = [name for name in first for other in others if torch.equal(other[name], first[name])]
-    student.premise({*alike} <= {"norm.weight", "norm.bias"}, f"a rank that keeps its own {alike}")
-    run = student.call(broadcast_on_rank, world=WORLD, seed=seeds)
+    student.premise({*alike} <= {"norm.weight"}, f"a rank that keeps its own {alike}")
+    with hinted(ALIKE, cause="mismatch"):
+        run = student.call(broadcast_on_rank, world=WORLD, seed=seeds)
     ranks = run.evidence
     right = first  # and not what rank 0 says that it had
     check_waited("broadcast_state", [parts(mine)[0] for mine in run.events])
@@ -478,8 +508,7 @@ def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
         model(*micro_batch(seed, number, rank in users)).backward()
         mark()
         code.average_gradients(model)
-        made = model.frozen.bias.grad is not None
-        seen.append({"after": gradients(model), "frozen": is_stale(model.frozen.weight), "made": made})
+        seen.append(left_by_step(model))
     return seen
 
 
@@ -539,12 +568,7 @@ def check_naive(what, right, case, run, sizes, world):
     check_waited(what, [parts(mine)[case] for mine in run.events])
     for rank, seen in enumerate(ranks):
         events = parts(run.events[rank])[case]
-        check_gradients(what, seen["after"], right, rank, world)
-        hint = "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?"
-        told = f"{what}: on rank {rank}, the frozen layer has a gradient afterwards"
-        expect(not seen["made"], told, "None", "a gradient", rank, hint)
-        told = f"{what}: on rank {rank}, the gradient that a frozen parameter had before is a different one"
-        expect(seen["frozen"], told, "as it was", "other numbers", rank, hint)
+        check_step(what, seen, right, rank, world)
         check_budget(
             what,
             events,
@@ -560,10 +584,14 @@ def check_naive(what, right, case, run, sizes, world):
 # TODO 4: as soon as a gradient is ready
 
 
-def overlapped_on_rank(code, rank, world, seed):
-    """Two passes, the second one on top of what the first one has left."""
+def overlapped_on_rank(code, rank, world, seed, earlier):
+    """Two passes, the second one on top of what the first one has left; and the first one on top of earlier ones, in
+    which no hook was there.
+    """
     merciless_messages()
     model = made_model()
+    for number in earlier:
+        model(*micro_batch(seed, number)).backward()
     watch_gradients(model)
     finish = code.reduce_when_ready(model)
     seen = []
@@ -572,10 +600,11 @@ def overlapped_on_rank(code, rank, world, seed):
         mark()
         backward(loss)
         finish()
-        seen.append({name: grad.clone() for name, grad in gradients(model).items()})
+        seen.append(left_by_step(model))
     return seen
 
 
+EARLIER = {WORLD: [], 2: [7]}  # for each number of ranks, passes before the call of reduce_when_ready
 PASSES = (
     ("reduce_when_ready", [0]),
     ("reduce_when_ready, in a second pass on top of the first one's gradients", [0, 1]),
@@ -621,33 +650,33 @@ def test_todo4_overlapped(student):
         {("communication_ends", (ready, seconds)): end for ready, seconds, end in ENDS},
         wrong="is not when the last one ends",
     )
-    for world in (WORLD, 2):
+    for world, earlier in EARLIER.items():
         seeds = student.seeds(world)
-        run = student.call(overlapped_on_rank, world=world, seed=seeds)
-        for case, (what, numbers_of_passes) in enumerate(PASSES):
-            all_users = [*range(world)]
-            mean = student.reference(
-                serial, passes=[[number, all_users] for number in numbers_of_passes], seeds=[*seeds]
-            )
-            right = {name: grad * len(numbers_of_passes) for name, grad in mean.items()}
-            check_overlapped(f"{what}, on {count_of(world, 'rank')}", right, case, run, world)
+        run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
+        for case, (what, later) in enumerate(PASSES):
+            passes = [[number, [*range(world)]] for number in (*earlier, *later)]
+            mean = student.reference(serial, passes=passes, seeds=[*seeds])
+            right = {name: grad * len(passes) for name, grad in mean.items()}
+            what += f", on {count_of(world, 'rank')}" + ", called after an earlier pass" * bool(earlier)
+            check_overlapped(what, right, OVERLAPPED[len(passes) > 1], case, run, world)
 
 
-def check_overlapped(what, right, case, run, world):
+def check_overlapped(what, right, hint, case, run, world):
     sizes = gradient_bytes()
     events = [parts(mine)[case] for mine in run.events]
     check_waited(what, events)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
-        with hinted(OVERLAPPED[case]):
-            check_gradients(what, seen[case], right, rank, world)
+        with hinted(hint):
+            check_step(what, seen[case], right, rank, world)
         check_budget(what, events[rank], rank, len(sizes), sum(sizes), "trainable parameter", world)
         check_begun_at_once(what, events[rank], rank)
 
 
 OVERLAPPED = (
     "Which tensor does a hook all-reduce, is it complete by then, and when is it divided?",
-    "Here p.grad had something in it before the pass. Does a hook see all of it, or only what this pass adds?",
+    "Here p.grad had something in it before the pass. Is it still there, and does a hook see all of it, or only what this"
+    " pass adds?",
 )
 
 

@@ -308,7 +308,7 @@ WRONG = [
         says="makes 10 calls",
     ),
     Answer(
-        3, "the frozen ones as well", swap=("parameter.requires_grad", "True"), says="the frozen layer has a gradient"
+        3, "the frozen ones as well", swap=("parameter.requires_grad", "True"), says="a frozen parameter has another gradient than before"
     ),
     Answer(
         3,
@@ -487,14 +487,14 @@ WRONG = [
     ),
     Answer(
         4,
-        "all when the first parameter is ready",
+        "all when the last gradient is ready",
         swap=(
             (
                 "started.append((dist.all_reduce(parameter.grad, async_op=True), parameter))",
                 "for q in model.parameters():\n        if q.requires_grad:\n"
                 "            started.append((dist.all_reduce(q.grad, async_op=True), q))",
             ),
-            ("parameter in model.parameters()", "parameter in list(model.parameters())[:1]"),
+            ("parameter in model.parameters()", "parameter in [model.embedding.weight]"),
         ),
         says="does not begin before the gradient of",
     ),
@@ -911,7 +911,7 @@ if len(self.missing[number]) < 2:
         4,
         "matrices only",
         swap=("requires_grad", "requires_grad and parameter.dim() > 1"),
-        says="the gradient of norm.weight is not one process's",
+        says="the gradient of shift is not one process's",
     ),
     Answer(
         4,
@@ -1106,6 +1106,59 @@ if len(self.missing[number]) < 2:
     ),
     Answer(
         2,
+        "equal numbers are taken for a tied tensor",
+        """
+        sent = []
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not any(tensor.shape == other.shape and torch.equal(tensor, other) for other in sent):
+                dist.broadcast(tensor.detach(), src=0)
+            sent.append(tensor.detach().clone())""",
+        says="different shapes",
+    ),
+    Answer(
+        2,
+        "the model and its children",
+        """
+        for module in (model, *model.children()):
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor is not model.head.weight or module is model.head:
+                    dist.broadcast(tensor.detach(), src=0)""",
+        says="extra.0.0.weight",
+    ),
+    Answer(
+        2,
+        "the children's, and not the model's own",
+        """
+        for module in model.children():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor is not model.head.weight or module is model.head:
+                    dist.broadcast(tensor.detach(), src=0)""",
+        says="shift on rank 1",
+    ),
+    Answer(
+        4,
+        "no hook where a gradient is there already",
+        swap=("if parameter.requires_grad:", "if parameter.requires_grad and parameter.grad is None:"),
+        says="called after an earlier pass",
+    ),
+    Answer(
+        4,
+        "gradients from before are thrown away",
+        swap=("if parameter.requires_grad:", "if parameter.requires_grad:\n        parameter.grad = None"),
+        says="called after an earlier pass",
+    ),
+    Answer(
+        4,
+        "frozen ones are divided as well",
+        swap=(
+            "work.wait()\n        parameter.grad /= dist.get_world_size()",
+            "work.wait()\n    for parameter in model.parameters():\n        if parameter.grad is not None:\n"
+            "            parameter.grad /= dist.get_world_size()",
+        ),
+        says="a frozen parameter has another gradient than before",
+    ),
+    Answer(
+        2,
         "leaves all parameters trainable",
         """
         for parameter in model.parameters():
@@ -1220,6 +1273,17 @@ RIGHT = [
             ("/ sum(samples)", "/ sum(samples)).to(gradients[0].dtype)"),
             ("return torch.stack", "return (torch.stack"),
         ),
+    ),
+    Answer(
+        2,
+        "module by module, each tensor once",
+        """
+        sent = set()
+        for module in model.modules():
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor not in sent:
+                    sent.add(tensor)
+                    dist.broadcast(tensor.detach(), src=0)""",
     ),
     Answer(
         2,
