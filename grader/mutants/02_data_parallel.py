@@ -308,7 +308,10 @@ WRONG = [
         says="makes 10 calls",
     ),
     Answer(
-        3, "the frozen ones as well", swap=("parameter.requires_grad", "True"), says="a frozen parameter has another gradient than before"
+        3,
+        "the frozen ones as well",
+        swap=("parameter.requires_grad", "True"),
+        says="a frozen parameter has another gradient than before",
     ),
     Answer(
         3,
@@ -807,7 +810,7 @@ if len(self.missing[number]) < 2:
         mine = torch.tensor([loss.item(), float(count), 0.0])
         dist.all_reduce(mine)
         return loss * (count * dist.get_world_size() / mine[1])""",
-        says="more than one number",
+        says="more than an all-reduce of one number",
     ),
     Answer(9, "as it comes", swap=(", bucket_cap_mb=cap / 2**20, find_unused_parameters=True", "")),
     Answer(9, "all parameters are used", swap=(", find_unused_parameters=True", "")),
@@ -1158,6 +1161,42 @@ if len(self.missing[number]) < 2:
         says="a frozen parameter has another gradient than before",
     ),
     Answer(
+        6,
+        "a rank that used nothing leaves",
+        swap=(
+            "for parameter in self.parameters:\n    if parameter not",
+            "if not self.filled:\n    return\nfor parameter in self.parameters:\n    if parameter not",
+        ),
+        says="never comes: it has finished",
+    ),
+    Answer(
+        6,
+        "gradients are viewed as vectors",
+        swap=(
+            "torch.div(parameter.grad, dist.get_world_size(), out=piece)",
+            "piece.view(-1).copy_(parameter.grad.view(-1)).div_(dist.get_world_size())",
+        ),
+        says="view size is not compatible",
+    ),
+    Answer(
+        6,
+        "gradients in the order of their memory",
+        swap=(
+            "torch.div(parameter.grad, dist.get_world_size(), out=piece)",
+            "piece.copy_(parameter.grad.as_strided(piece.shape, piece.stride()))\n    piece /= dist.get_world_size()",
+        ),
+        says="and matrices that are not contiguous",
+    ),
+    Answer(
+        8,
+        "counts are gathered",
+        """
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(counts, torch.tensor([count]))
+        return count * loss / torch.stack(counts).double().mean()""",
+        says="sends more than an all-reduce of one number does",
+    ),
+    Answer(
         2,
         "leaves all parameters trainable",
         """
@@ -1225,7 +1264,7 @@ if len(self.missing[number]) < 2:
             "total = torch.tensor(float(count), device=loss.device)\ndist.all_reduce(total)",
             "both = torch.tensor([float(count), 1.0])\ndist.all_reduce(both)\ntotal = both[0]",
         ),
-        says="sends more than one number",
+        says="sends more than an all-reduce of one number does",
     ),
     Answer(
         6,
@@ -1461,7 +1500,7 @@ RIGHT = [
                         " in members])\n    self.started.append((dist.all_reduce(vector, async_op=True), vector))"
                     ),
                     """    for p in members:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        p.grad = (torch.zeros_like(p) if p.grad is None else p.grad).contiguous()
     self.started.append(dist.all_reduce_coalesced([p.grad for p in members], async_op=True))""",
                 ),
             ),
@@ -1488,14 +1527,6 @@ RIGHT = [
                 "        p.grad /= len(micro_batches)",
             ),
         ),
-    ),
-    Answer(
-        8,
-        "counts gathered, as integers",
-        """
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(counts, torch.tensor([count]))
-        return count * loss / torch.stack(counts).double().mean()""",
     ),
     Answer(
         9,

@@ -327,13 +327,16 @@ plots.steps(runs)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
-    """Which parameters go into which bucket: their indices, in the order in which they are filled.
+    """The buckets, in the order in which they are filled; each is a list of its parameters' indices, in that order, too.
 
-    ``sizes`` are the parameters' bytes, in the model's order; leave them unchanged. A bucket holds at most ``cap``.
+    Args:
+        sizes: the parameters' bytes, in the model's order; one may be 0. Leave them unchanged.
+        cap: bytes that a bucket holds at most, unless a single parameter has more.
     """
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
-    # Each parameter is in one bucket; a bucket is a run of neighbours; a parameter that is larger than the cap has
-    # its own bucket. Budget: as few buckets as these rules allow.
+    # Four of 4 bytes each, with a cap of 8, give [[3, 2], [1, 0]]. Each parameter is in exactly one bucket; neighbours
+    # in a bucket are neighbours in the model; a parameter that is larger than the cap is alone in its bucket.
+    # Budget: as few buckets as these rules allow. If several answers are that short, any of them is right.
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
     room = 0
@@ -409,7 +412,8 @@ class Bucketed:
     """
 
     def __init__(self, model: nn.Module, cap: int) -> None:
-        """Buckets of at most ``cap`` bytes, from `assign_buckets`. All parameters are float32 and on one device."""
+        """Buckets of at most ``cap`` bytes, from `assign_buckets`. All parameters are float32 and on one device; they
+        and their gradients need not be contiguous."""
         self.sync = True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets = assign_buckets([4 * parameter.numel() for parameter in self.parameters], cap)
@@ -498,10 +502,14 @@ plots.steps(runs)
 def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
     """Leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks.
 
-    ``model(x, y)`` returns the mean loss of a micro-batch (x, y). Gradients are None or zero before the call.
+    Args:
+        model: ``model(x, y)`` returns the mean loss of a micro-batch. Gradients are None or zero before the call.
+        reducer: of this model; its ``sync`` may have been left True or False.
+        micro_batches: of this rank, at least one: pairs (x, y). All ranks have equally many.
     """
     # TODO 7: Accumulate gradients without communication.
-    # Budget: as many bytes as for a single micro-batch, all of them in the last backward pass.
+    # Each micro-batch has its own backward pass; in the last one, and not before, the reducer begins to send.
+    # Budget: a rank sends as many bytes as for a single micro-batch.
     ### BEGIN SOLUTION
     for number, (x, y) in enumerate(micro_batches, start=1):
         reducer.sync = number == len(micro_batches)
