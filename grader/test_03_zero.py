@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    OWN_ZEROS,
     STALE,
     Private,
     as_evidence,
@@ -46,6 +47,7 @@ from grader.kit import (
     lengths,
     mark,
     todo,
+    zeros_in_turn,
 )
 from utils.memory import Storages, held
 from utils.model import TransformerLM
@@ -1271,10 +1273,8 @@ def zeros_on_rank(code, rank, world, slopes):
 
 def check_zeros(student):
     world = 2
-    slopes = [[0.0 if number == rank else 2.0 + number for number in range(world)] for rank in range(world)]
-    with hinted(
-        "A gradient of zeros is a gradient, too. Which rank decides by its own numbers whether it makes the call?"
-    ):
+    slopes = [zeros_in_turn([2.0 + number for number in range(world)], rank, world) for rank in range(world)]
+    with hinted(OWN_ZEROS):
         run = student.call(zeros_on_rank, world=world, slopes=Private(slopes))
     for rank, seen in enumerate(run.evidence):
         for number, grad in enumerate(seen["grads"]):

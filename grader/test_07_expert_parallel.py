@@ -44,6 +44,7 @@ from grader.kit import (
     shares as uneven_shares,
     strided,
     todo,
+    zeros_in_turn,
 )
 from utils.memory import Storages
 from utils.model import MLP, TransformerLM
@@ -1159,15 +1160,14 @@ def grouped_on_rank(code, rank, world, spread):
     return {"groups": [ranks_of(group) for group in made]}
 
 
-def gradients_for(seed, shapes, dtypes, rank):
-    """One rank's gradients; on rank 0 the second one is zero, as if an expert had no row."""
+def gradients_for(seed, shapes, dtypes, rank, world):
+    """One rank's gradients; some of them are zero, as if an expert had no row."""
     draw = generator(seed)
     found = [
         torch.randn(shape, generator=draw).to(getattr(torch, dtype))
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
-    found[1] *= rank > 0
-    return found
+    return zeros_in_turn(found, rank, world)
 
 
 SHARED, SHARED_DTYPES = ((30,), (4, 6), (1,)), ("float32", "float32", "float64")
@@ -1179,7 +1179,7 @@ def averaged_on_rank(code, rank, world, spread, seed):
     copies = [dist.new_group(list(range(place, world, spread))) for place in range(spread)][rank % spread]
     lists = []
     for number, (shapes, dtypes) in enumerate(((SHARED, SHARED_DTYPES), (OWN, OWN_DTYPES))):
-        gradients = gradients_for(seed + number, shapes, dtypes, rank)
+        gradients = gradients_for(seed + number, shapes, dtypes, rank, world)
         # Allocated in reverse on every second copy: an order by address, as a set has, then differs between ranks.
         direction = -1 if rank // spread % 2 else 1
         parameters = [nn.Parameter(torch.ones_like(gradient)) for gradient in gradients[::direction]][::direction]
@@ -1230,10 +1230,8 @@ def test_todo7_gradients(student):
                 ("shared", 0, SHARED, SHARED_DTYPES, range(world)),
                 ("experts", 1, OWN, OWN_DTYPES, holders),
             ):
-                sums = [
-                    sum(parts)
-                    for parts in zip(*(gradients_for(seeds[r] + kind, shapes, dtypes, r) for r in who), strict=True)
-                ]
+                drawn = [gradients_for(seeds[r] + kind, shapes, dtypes, r, world) for r in who]
+                sums = [sum(parts) for parts in zip(*drawn, strict=True)]
                 spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
                 for got, given, total in zip(found[name], found["given"][kind], sums, strict=True):
                     divisors = {1, len(holders), spread, world * world} - {world}

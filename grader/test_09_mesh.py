@@ -25,13 +25,17 @@ from grader.kit import (
     known,
     close,
     same_numbers,
+    check_calls,
     check_sent,
+    check_tensor,
     sent_by,
     written,
     Fault,
+    OWN_ZEROS,
     Private,
     Wrong,
     cases,
+    collectives,
     expect,
     hinted,
     mark,
@@ -40,6 +44,7 @@ from grader.kit import (
     numbers,
     plain,
     todo,
+    zeros_in_turn,
 )
 
 BUILDS = "the mesh: the order of its axes, which rank reads what, each axis's gradients, one norm over all of them"
@@ -95,7 +100,7 @@ def spoken_mesh(sizes):
 @contextmanager
 def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
     """A fault in here tells on which mesh it came. The rank code marks each case's start and end. `hint`: for a
-    pipeline whose ranks wait for each other.
+    pipeline whose ranks wait for each other, where the case has none of its own.
     """
     try:
         yield
@@ -105,8 +110,8 @@ def on_meshes(todo: list[dict], hint: str) -> Iterator[None]:
             raise
         sizes = todo[begun]["sizes"]
         fault.message = f"{spoken_mesh(sizes)}: {fault.message}"
-        if fault.cause != "crash" and sizes["pp"] > 1:
-            fault.hint = hint
+        if fault.cause != "crash" and (sizes["pp"] > 1 or "hint" in todo[begun]):
+            fault.hint = todo[begun].get("hint", hint)
         raise
 
 
@@ -546,7 +551,8 @@ def due_on_rank(code, rank, world):
     return [[plain(code.due(axis, fact)) for axis in AXES] for fact in facts_of(code)]
 
 
-def gradients_on_rank(code, rank, world, todo, words):
+def gradients_on_rank(code, rank, world, todo, words, drawn):
+    """The gradients of a model, on each mesh; and then drawn ones."""
     torch.set_default_dtype(torch.float64)  # for the notebook's buffers of what comes from the stage before
     found = []
     for case, mine in zip(todo, words):
@@ -567,7 +573,56 @@ def gradients_on_rank(code, rank, world, todo, words):
                 "kept": {name: plain(torch.equal(p.grad, before[name])) for name, p in piece.parameters.items()},
             }
         )
+    return {"model": found, "drawn": [drawn_on_rank(code, case["sizes"], mine) for case, mine in zip(todo, drawn)]}
+
+
+def drawn_on_rank(code, sizes, mine):
+    mesh, parameters = mesh_of(sizes), {}
+    ends = code.group_of_ends(mesh)
+    for name, values in mine.items():
+        parameters[name] = torch.nn.Parameter(torch.zeros(len(values)))
+        parameters[name].grad = torch.tensor(values)
+    mark()
+    code.sync_gradients(parameters, {name: code.Fact(*KINDS[name]) for name in mine}, mesh, ends)
+    mark()
+    dist.barrier()
+    return {name: as_evidence(p.grad) for name, p in parameters.items()}
+
+
+# Parameters that are cut, used on some tokens, tied.
+KINDS = {
+    "cut": (True, False, False),
+    "used on some tokens": (False, True, False),
+    "used on the same tokens": (False, False, False),
+    "tied": (False, False, True),
+    "tied and used on some tokens": (False, True, True),
+}
+
+
+def drawn_for(draw, sizes):
+    """name -> gradient, for each rank. Each is all zeros on a rank; ranks with the same tokens have the same."""
+    world = math.prod(sizes.values())
+    ranks = [
+        dict(zip(KINDS, zeros_in_turn([torch.tensor(numbers(draw, 3)) for _ in KINDS], rank, world)))
+        for rank in range(world)
+    ]
+    found = []
+    for rank, place in enumerate(box(sizes)):
+        first = ranks[line_of(rank, sizes, "tp")[0]]
+        mine = {name: (ranks[rank] if cut or some else first)[name] for name, (cut, some, _) in KINDS.items()}
+        held = place["pp"] in (0, sizes["pp"] - 1)
+        found.append({name: mine[name].tolist() for name, (*_, tied) in KINDS.items() if held or not tied})
     return found
+
+
+def synchronized(drawn, sizes, rank, name):
+    """This rank's gradient of the serial run: the mean over samples of a sum over parts."""
+    (cut, some, tied), ranks = KINDS[name], {rank}
+    along = ["dp", "shard", "cp", *["tp"] * (some and not cut), *["pp"] * tied]
+    for axis in along:
+        ranks = {other for one in ranks for other in (line_of(one, sizes, axis) if axis in sizes else [one])}
+    parts = [torch.tensor(drawn[one][name], dtype=torch.float64) for one in ranks if name in drawn[one]]
+    return sum(parts) / (sizes.get("dp", 1) * sizes.get("shard", 1))
 
 
 def weights_of(model):
@@ -683,27 +738,31 @@ def test_todo4_gradients(student):
             case |= {"model": [draw.randint(9, 15), dim, hidden, layers, draw.randint(1, 999)]}
             case |= {"batch": players * draw.randint(1, 2), "length": length, "words": draw.randrange(1 << 40)}
             must_add_up(student, case)
-            todos[world].append(case)
+            todos[world].append(case | {"drawn": drawn_for(draw, case["sizes"])})
     (seen,) = student.call(due_on_rank, world=1, group=False).evidence
     for world, of_world in todos.items():
+        again = [{"sizes": case["sizes"], "hint": OWN_ZEROS} for case in of_world]
         with on_meshes(
-            of_world,
+            [*of_world, *again],
             "Along pp, only a tied parameter is on two stages, the two ends: `ends` is their group, and None for a"
             " stage between them.",
         ):
-            told = [{name: case[name] for name in case if name != "words"} for case in of_world]
+            told = [{name: case[name] for name in case if name not in ("words", "drawn")} for case in of_world]
             parts = [
                 [[x.tolist() for x in my_part(case, box(case["sizes"])[rank])] for case in of_world]
                 for rank in range(world)
             ]
-            run = student.call(gradients_on_rank, world=world, todo=told, words=Private(parts))
+            drawn = Private([[case["drawn"][rank] for case in of_world] for rank in range(world)])
+            run = student.call(gradients_on_rank, world=world, todo=told, words=Private(parts), drawn=drawn)
         found = cases(run.events)
         for number_of_case, case in enumerate(of_world):
             serial, ranks = (
                 student.reference(serial_gradients, case=case),
-                [mine[number_of_case] for mine in run.evidence],
+                [mine["model"][number_of_case] for mine in run.evidence],
             )
             check_gradients(serial, case, ranks, found[2 * number_of_case])
+        for number_of_case, case in enumerate(of_world):
+            check_drawn(case, [mine["drawn"][number_of_case] for mine in run.evidence])
     for fact, found in zip(itertools.product((True, False), repeat=3), seen, strict=True):
         cut, some, tied = fact
         for axis, got in zip(AXES, found, strict=True):
@@ -714,12 +773,21 @@ def test_todo4_gradients(student):
             expect(got == right, f'due("{axis}", …) of a parameter with {told} is wrong', right, got)
 
 
+def check_drawn(case, ranks):
+    on = f"{spoken_mesh(case['sizes'])}, where each gradient is all zeros on one rank"
+    for rank, mine in enumerate(ranks):
+        for name in case["drawn"][rank]:
+            told = f"{on}: rank {rank}'s gradient of a parameter that is {name}"
+            check_tensor(told, mine[name], synchronized(case["drawn"], case["sizes"], rank, name), CLOSE, rank)
+
+
 def check_gradients(serial, case, ranks, events):
     sizes = case["sizes"]
     parallel = "with" if case["sequence_parallel"] else "without"
     told = f"{spoken_mesh(sizes)}, {parallel} sequence parallel"
     for rank, (mine, place) in enumerate(zip(ranks, box(sizes), strict=True)):
         most = least = 0.0
+        calls = 0
         for name, got in mine["gradients"].items():
             cut, some, tied = mine["facts"][name]
             right, parts = serial[name], 0.0
@@ -745,6 +813,9 @@ def check_gradients(serial, case, ranks, events):
             lengths += [sizes["tp"] if some and not cut else 1, 2 if tied and sizes["pp"] > 1 else 1]
             most += sum(2 * (length - 1) / length * right.nbytes for length in lengths)
             least += right.nbytes / 2 * (max(lengths) > 1)  # half of what comes from any one of the others
+            calls += 2 * sum(length > 1 for length in lengths)  # a reduce-scatter and an all-gather are an all-reduce
+        made = [call for call in collectives(events) if call.rank == rank]
+        check_calls(f"{told}:", made, calls, "for gradients that each need one along each axis at most")
         check_sent(f"{told}, the gradients", events, most, least, "more than needed", [rank])
 
 
@@ -795,6 +866,9 @@ def norm_on_rank(code, rank, world, todo, pieces):
     return found
 
 
+NAMES = ("table", "up", "norm", "bias")
+
+
 def pieces_of(case, place):
     """(name, cut, some, tied, gradient) of what the rank at this place holds, the gradients synchronized."""
     stages, parts = case["sizes"]["pp"], case["sizes"]["tp"]
@@ -843,7 +917,8 @@ def test_todo5_norm(student):
     ):  # fmt: skip
         todo = []
         for sizes in boxes:
-            tensors = []
+            tensors, turn = [], draw.randrange(1, 4)  # the facts say what a parameter is, its name says something else
+            called = dict(zip(NAMES, NAMES[turn:] + NAMES[:turn]))
             for stage in range(sizes["pp"]):
                 # With many, a message for each parameter does not fit into the budget.
                 ups = [("up", True, False), *((f"up_{i}", True, False) for i in range(50 * (sizes["tp"] == 4)))]
@@ -851,8 +926,8 @@ def test_todo5_norm(student):
                     if stage == 1 and name.startswith("up") != (len(todo) % 2 == 0):
                         continue  # this stage holds nothing that is cut, or nothing else
                     values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
-                    tensors.append((f"{stage}.{name}", cut, some, False, stage, values))
-            tensors.append(("table", False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
+                    tensors.append((f"{stage}.{called.get(name, name)}", cut, some, False, stage, values))
+            tensors.append((called["table"], False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
             # in float64 p.grad.double() is p.grad itself, and squaring it in place changes the gradient
             dtype = {1: "bfloat16", 2: "float64"}.get(len(todo), "float32") if world == 8 else "float32"
             todo.append({"sizes": shuffled(draw, sizes), "dtype": dtype, "tensors": tensors})

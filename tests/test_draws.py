@@ -25,6 +25,7 @@ from grader.kit import (
     shares,
     strided,
     without,
+    zeros_in_turn,
 )
 from grader.kit.on_rank import raised
 
@@ -99,6 +100,13 @@ def test_strided_is_the_same_and_not_contiguous(shape):
     if len(shape) > 2 and 1 not in shape:
         with pytest.raises(RuntimeError, match="view"):
             found.view(-1, shape[-1])
+
+
+def test_each_gradient_is_zero_on_one_rank_of_several():
+    for world, n in ((2, 3), (3, 3), (8, 4)):
+        ranks = [zeros_in_turn([torch.ones(2) for _ in range(n)], rank, world) for rank in range(world)]
+        assert all([bool(mine[k].any()) for mine in ranks].count(False) == 1 for k in range(n))
+    assert zeros_in_turn([2.0, 3.0], 1, 2) == [2.0, 0.0]
 
 
 def test_the_frozen_parameter_is_first_in_the_middle_and_last():

@@ -4,7 +4,7 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided`, not contiguous; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided`, not contiguous; `zeros_in_turn`, on one rank; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
@@ -18,7 +18,7 @@
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file`, `saved_files` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
-| what ranks did | `check_delivery`; `WAITING`, `PARTED` (hints for a deadlock, and where ranks make different collectives), `cases`, `collectives`, `rehearse`, `Run` |
+| what ranks did | `check_delivery`; `WAITING`, `PARTED`, `OWN_ZEROS` (hints for a deadlock, where ranks make different collectives, and where one has only zeros), `cases`, `collectives`, `rehearse`, `Run` |
 | batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `first_node`, `LOCAL`; `ends`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
@@ -39,7 +39,7 @@ from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.launches import LOCAL, check_launches, first_node, is_first_node
-from grader.kit.messages import PARTED, WAITING, check_delivery
+from grader.kit.messages import OWN_ZEROS, PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
     answers_on_rank,
     as_evidence,
@@ -101,5 +101,15 @@ from grader.kit.traffic import (
     ring_bytes,
     sent_by,
 )
-from grader.kit.values import LARGE, STALE, frozen_in_turn, logits, mixed_dtypes, numbers, strided, unsorted
+from grader.kit.values import (
+    LARGE,
+    STALE,
+    frozen_in_turn,
+    logits,
+    mixed_dtypes,
+    numbers,
+    strided,
+    unsorted,
+    zeros_in_turn,
+)
 from utils.memory import Peak

@@ -16,6 +16,9 @@ PARTED = (
     " shape? What does that depend on, and can all ranks know it?"
 )
 
+# The hint where ranks wait for one whose gradient is all zeros, as `zeros_in_turn` makes it.
+OWN_ZEROS = "A gradient of zeros is a gradient, too. Which rank decides by its own numbers whether it makes the call?"
+
 
 def check_delivery(told: str, events: Sequence[list[dict]]) -> list[Message]:
     """The messages in these events, if each was waited for before its tensor was used and before its rank returned,

@@ -73,6 +73,13 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([swapped, -swapped], dim=-1)[..., 0] if swapped.is_contiguous() else swapped
 
 
+def zeros_in_turn(items: Sequence, rank: int, world: int) -> list:
+    """What a rank contributes to sums over `world` ranks, of its numbers or tensors: item n is all zeros on rank
+    n % `world`. A rank that asks its own numbers whether it makes a call keeps the others waiting there.
+    """
+    return [0 * item if number % world == rank else item for number, item in enumerate(items)]
+
+
 def frozen_in_turn(draw: random.Random, n: int) -> list[tuple[int, int]]:
     """Three cases, in a drawn order, of `n` parameters, three or more: which of them is frozen (the first, one in the
     middle, the last), and which other one is trainable and gets no gradient.

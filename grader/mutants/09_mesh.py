@@ -428,8 +428,58 @@ return globals()[best]""",
         ),
         says="a few numbers are enough",
     ),
+    Answer(
+        4,
+        "a gradient of zeros is not sent",
+        swap=(
+            'if what == "leave" or group is None:',
+            'if what == "leave" or group is None or not parameter.grad.any():',
+        ),
+        says="on a mesh of dp 3: rank 2 skipped a call",
+    ),
+    Answer(
+        4,
+        "row by row",
+        swap=(
+            "dist.all_reduce(parameter.grad, group=group)",
+            "for row in parameter.grad:\n            dist.all_reduce(row, group=group)",
+        ),
+        says="for gradients that each need one along each axis at most",
+    ),
+    Answer(
+        5,
+        "the tied one is known by its name",
+        swap=("facts[name].tied and mesh", 'name.endswith("table") and mesh'),
+        says="is wrong on rank",
+    ),
+    Answer(
+        5,
+        "what is cut is known by its name",
+        swap=("0 if facts[name].cut", '0 if ".up" in name'),
+        says="is wrong on rank",
+    ),
 ]
 RIGHT = [
+    Answer(
+        4,
+        "one vector for each axis",
+        [
+            None,
+            """
+            for axis in mesh.mesh_dim_names:
+                group = ends if axis == "pp" else mesh.get_group(axis)
+                for what in ("average", "sum"):
+                    grads = [p.grad for name, p in parameters.items() if due(axis, facts[name]) == what]
+                    if group is None or not grads:
+                        continue
+                    vector = torch.cat([grad.flatten() for grad in grads])
+                    dist.all_reduce(vector, group=group)
+                    vector /= mesh[axis].size() if what == "average" else 1
+                    for grad, piece in zip(grads, vector.split([grad.numel() for grad in grads])):
+                        grad.copy_(piece.view_as(grad))
+            """,
+        ],
+    ),
     Answer(
         1,
         "by coordinates",
