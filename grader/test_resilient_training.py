@@ -39,6 +39,7 @@ from grader.kit import (
     Wrong,
     check_launches,
     corpus,
+    count_of,
     ends,
     expect,
     header,
@@ -1111,9 +1112,7 @@ def test_todo9_background(student):
         check_failures("finish()", "result()", seen, rank, silent, named)
     for world in (1, 2):
         ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
-        told = (
-            f"begin_save() and its finish(), on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
-        )
+        told = f"begin_save() and finish() on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
         with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
             check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
 
