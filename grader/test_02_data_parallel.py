@@ -96,7 +96,7 @@ class Net(nn.Module):
 
 
 def made_model(seed=0, turned=False):
-    """`turned`: matrices lie transposed in memory, and so do their gradients, as those of images often do."""
+    """`turned`: matrices and their gradients lie transposed in memory, as images often do."""
     torch.manual_seed(seed)
     model = Net()
     if turned:

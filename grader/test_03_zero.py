@@ -1276,11 +1276,11 @@ def check_zeros(student):
     slopes = [zeros_in_turn([2.0 + number for number in range(world)], rank, world) for rank in range(world)]
     with hinted(OWN_ZEROS):
         run = student.call(zeros_on_rank, world=world, slopes=Private(slopes))
-    for rank, seen in enumerate(run.evidence):
-        for number, grad in enumerate(seen["grads"]):
-            right = torch.full((2 - rank,), sum(mine[number] for mine in slopes) / world)
-            told = f"where rank {number}'s gradient is all zeros, the gradient of the part on rank {rank}"
-            check_tensor(told, grad, right, REL, rank, than="the mean over all ranks")
+        for rank, seen in enumerate(run.evidence):
+            for number, grad in enumerate(seen["grads"]):
+                right = torch.full((2 - rank,), sum(mine[number] for mine in slopes) / world)
+                told = f"where rank {number}'s gradient is all zeros, the gradient of the part on rank {rank}"
+                check_tensor(told, grad, right, REL, rank, than="the mean over all ranks")
 
 
 @todo(
