@@ -1011,9 +1011,9 @@ def lost(*args):
 
 
 def where_it_fails(rank, save, out):
-    """What a failing save raises, and whether its folder has its name all the same. In step 9 rank 1 cannot write: torch
-    raises an exception of its own on all ranks. In step 11 the ranks cannot tell each other that they have written: an
-    ordinary exception.
+    """What a failing save raises, and whether its folder has its name all the same. In step 9 rank 1 cannot write, and
+    torch raises an exception of its own on all ranks. In step 11 the ranks cannot tell each other that they have
+    written: an ordinary exception.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.utils import _DistWrapper
