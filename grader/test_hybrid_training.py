@@ -46,6 +46,7 @@ from grader.kit import (
     check_refused,
     check_sent,
     corpus,
+    count_of,
     drawn_batch,
     drawn_model,
     drawn_sizes,
@@ -745,12 +746,11 @@ def check_gathered(told, run, shape, sizes, share):
                 often,
                 rank,
             )
-        unit = max((event["bytes"] for event in calls), default=0)
         expect(
-            unit < 0.8 * 8 * share,
-            f"{told}, all layers are gathered at once on rank {rank}: the blocks are not separate units",
-            f"{sizes['layers'] + 1} parts",
-            f"one of {unit:,} of {8 * share:,} bytes",
+            len(calls) > sizes["layers"],
+            f"{told}, rank {rank} gathers all weights in {count_of(len(calls), 'part')}: not every block is a unit",
+            f"{sizes['layers'] + 1} parts: the blocks, and the rest",
+            f"{count_of(len(calls), 'part')}",
             rank,
         )
 

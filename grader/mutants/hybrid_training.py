@@ -165,7 +165,13 @@ WRONG = [
     Answer(4, "sharded over both axes", swap=('"mesh": mesh', '"mesh": mesh._flatten()'), says="ranks outside"),
     Answer(4, "all ranks", swap=('"mesh": mesh, ', ""), says=""),
     Answer(4, "gathered for each micro-batch", swap=(', "reshard_after_forward": False', ""), says="times in a step"),
-    Answer(4, "one unit", swap=(BLOCKS, ""), says="not separate units"),
+    Answer(4, "one unit", swap=(BLOCKS, ""), says="in 1 part: not every block"),
+    Answer(
+        4,
+        "the last block is in no unit of its own",
+        swap=("in layers.blocks.values()", "in [*layers.blocks.values()][:-1]"),
+        says="in 2 parts",
+    ),
     Answer(4, "the blocks alone", swap=("\nfully_shard(layers, **options)", "\n"), says=""),
     Answer(4, "nothing", "return", says="more than its shard"),
     Answer(
