@@ -1076,6 +1076,17 @@ for p, part in zip(parameters, parts):
         ),
     ),
     Answer(
+        6,
+        "zeros add nothing to what is there",
+        swap=(
+            "    (shard,) = reduce_to_shards([parameter.grad], world)",
+            "    if part.grad is not None and not parameter.grad.any():\n"
+            "        parameter.grad = None\n"
+            "        return\n"
+            "    (shard,) = reduce_to_shards([parameter.grad], world)",
+        ),
+    ),
+    Answer(
         8,
         "gathered once for all steps",
         swap=(
