@@ -574,9 +574,9 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked, tp):
     if asked == "all":
 
         def split():
-            code.split(
-                model, mesh["tensor"], made_args(code, "--tp", str(tp), *(["--sequence-parallel"] if cut else []))
-            )
+            # The layout is one thing, what is recomputed another.
+            flags = ["--sequence-parallel", "--recompute"] if cut else []
+            code.split(model, mesh["tensor"], made_args(code, "--tp", str(tp), *flags))
     else:
         name, own = {"words": ("ends_plan", own_words), "positions": ("position_plan", own_positions)}[asked]
         plan = getattr(code, name)(layouts(cut))

@@ -345,6 +345,11 @@ WRONG = [
     Answer(5, "all of them on every rank", swap=("output_layouts=Shard(0)", "output_layouts=Replicate()")),
     # TODO 6
     Answer(6, "the flag alone: norms learn from their own tokens", [None, "return {}"], says="the last norm passes on"),
+    Answer(
+        6,
+        "not with --recompute",
+        swap=("if args.sequence_parallel", "if args.sequence_parallel and not args.recompute"),
+    ),
     Answer(6, "the blocks' norms alone", swap=((', "norm")', ")"),), says="the last norm passes on"),
     Answer(
         6,
