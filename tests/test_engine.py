@@ -459,14 +459,26 @@ def test_the_server_dies_with_its_judge():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_ranks_die_with_their_server():
     """Even a rank in an endless loop, even when the server is killed without a word."""
-    code = (
-        "import os, threading; from grader.engine.ranks.runner import Runner; from tests.test_engine import launch\n"
-        "e = Runner(); launch(e, 'return 0')\n"
-        "def end(*_): print(*session[0].pids, flush=True); os.kill(e.server.process.pid, 9); os.kill(os.getpid(), 9)\n"
-        "from grader.engine.ranks import session as module; session = []; plain = module.Session.look\n"
-        "module.Session.look = lambda self: (session.append(self), end())\n"
-        "launch(e, 'while True: pass')"
-    )
+    code = """if True:
+        import os
+        from grader.engine.ranks import session
+        from grader.engine.ranks.runner import Runner
+        from tests.test_engine import launch
+
+        runner = Runner()
+        launch(runner, "return 0")
+        plain = session.Session.look
+
+        def end(self):
+            if None in self.pids:  # not all ranks have said who they are
+                return plain(self)
+            print(*self.pids, flush=True)
+            os.kill(runner.server.process.pid, 9)
+            os.kill(os.getpid(), 9)
+
+        session.Session.look = end
+        launch(runner, "while True: pass")
+        """
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
