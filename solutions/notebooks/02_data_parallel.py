@@ -554,7 +554,7 @@ def weighted(loss: Tensor, count: int) -> Tensor:
     The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
     """
     # TODO 8: Weight the loss of unequal shares.
-    # A rank with no samples has count 0 and a loss of 0. Leave the given loss unchanged: it is also reported.
+    # A rank with no samples has count 0 and a loss of 0; not all ranks have none. Leave the given loss unchanged: it is also reported.
     # Budget: one all-reduce of one number.
     ### BEGIN SOLUTION
     total = torch.tensor(float(count), device=loss.device)
