@@ -813,7 +813,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 dist.all_reduce(parameter.grad)"""
         ],
-        says="frozen",
+        says="makes a gradient for",
     ),
     Answer(
         9,
