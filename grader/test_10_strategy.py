@@ -108,7 +108,7 @@ def drawn_model(draw, mixture=False, layers=None):
     hidden = 64 * draw.randint(4, 90)
     return Model(
         hidden, layers or 8 * draw.randint(1, 6), 16, 1000 * draw.randint(5, 90), 256 * draw.randint(1, 40),
-        experts=16 if mixture else 0, active=draw.choice([2, 3]) if mixture else 1,
+        experts=16 if mixture else 0, active=draw.choice([3, 6]) if mixture else 1,  # more than ranks on ep, and fewer
     )  # fmt: skip
 
 
@@ -537,6 +537,7 @@ BROKEN = (  # a model, a plan, and the rule that it breaks
     (Model(768, 10, 8, 5000, 1024), Plan(16, pp=4), "layers on pp"),
     (Model(768, 12, 8, 5000, 1026), Plan(16, cp=4), "tokens on cp and tp"),
     (Model(768, 12, 8, 5000, 1028), Plan(16, cp=2, tp=4), "tokens on cp and tp"),
+    (Model(768, 12, 8, 5000, 1026), Plan(16, tp=4), "tokens on cp and tp"),
     (Model(768, 12, 8, 5000, 1024, experts=6, active=2), Plan(16, dp=4, ep=4), "experts on ep"),
     (Model(768, 12, 9, 5000, 1024), Plan(16, tp=4), "heads on tp"),  # these five with a remainder of one
     (Model(768, 9, 8, 5000, 1024), Plan(16, pp=4), "layers on pp"),
@@ -587,9 +588,13 @@ def test_todo4_best(student):
         asked.append((model, best, FORTY))
     small, four = Model(768, 12, 12, 32000, 1024), Plan(16, pp=4, dp=4)
     asked.append((small, four, FORTY))  # as many micro-batches as stages
-    for possible in (Plan(24, pp=4, dp=4), Plan(16, tp=2, cp=4, dp=2)):  # 6 for 4 stages; 12 heads on tp, not on cp
-        student.premise(not cannot(small, possible, FORTY), "a plan that is not possible")
-        asked.append((small, possible, FORTY))
+    for model, possible in (
+        (small, Plan(24, pp=4, dp=4)),  # 6 micro-batches for 4 stages
+        (small, Plan(16, tp=2, cp=4, dp=2)),  # 12 heads on tp, not on cp
+        (replace(small, vocabulary=32001), Plan(16, tp=4, dp=4)),  # words need not divide
+    ):
+        student.premise(not cannot(model, possible, FORTY), "a plan that is not possible")
+        asked.append((model, possible, FORTY))
     for share in (0.905, 0.895):  # of the memory: one is too much
         asked.append((small, four, replace(FORTY, memory=fullest(small, four) / share)))
     ninths = replace(small, hidden=9 * 256)  # so that 90 % of the memory are a whole number of bytes

@@ -81,12 +81,18 @@ def savings(events):
         yield events[begin:returned]
 
 
-def waits_for_all(events, rank):
-    """Whether a call has ended; on rank 0, one that began when the file was there."""
-    begun = False
+def calls_before(events):
+    """How many calls rank 0 begins in a saving before the file is there; None if there is no later one."""
+    calls = [event["there"] for event in events if event["e"] == "op"]
+    return calls.index(True) if True in calls else None
+
+
+def waits_for_all(events, before):
+    """Whether a call has ended that was not among the first `before`: ranks make the same calls in the same order."""
+    begun = 0
     for event in events:
-        begun |= event["e"] == "op" and (event["there"] or rank != 0)
-        if event["e"] == "done" and begun:
+        begun += event["e"] == "op"
+        if event["e"] == "done" and begun > before:
             return True
     return False
 
@@ -134,9 +140,11 @@ def test_todo01_save_checkpoint(student):
         found = [keys for mine in run.evidence for keys in mine if keys != ["bias", "weight"]]
         lacks = "the checkpoint does not have the plain model's weights"
         expect(not found, lacks, ["bias", "weight"], found[0] if found else None)
+        before = [calls_before(saving) for saving in savings(run.events[0])]
         for rank, mine in enumerate(run.events):
+            waits = zip(savings(mine), before, strict=True)
             expect(
-                all(waits_for_all(saving, rank) for saving in savings(mine)),
+                all(first is not None and waits_for_all(saving, first) for saving, first in waits),
                 f"on {count_of(world, 'rank')}: rank {rank} returns"
                 + (
                     " before the others can know that the file is complete"
@@ -481,9 +489,27 @@ def test_todo06_collate(student):
 # 7: NaN
 
 
+def check_mean(told, losses, targets, got, rank):
+    counts = targets != -100
+    many = max(int(counts.sum()), 1)
+    right, slope = losses[counts].sum() / many, counts.float() / many
+    expect(
+        got["gradient"] is not None,
+        f"{told}: the mean has no gradient, or none that reaches the losses",
+        "a gradient" if bool(counts.any()) else "a gradient of zeros",
+        got["mean"],
+        rank,
+    )
+    near = torch.allclose(got["mean"], right, rtol=1e-5)
+    expect(near, f"{told}: the mean is wrong", right.item(), got["mean"].item(), rank)
+    near = torch.allclose(got["gradient"], slope, rtol=1e-5)
+    expect(near, f"{told}: the gradient is wrong", slope, got["gradient"], rank)
+
+
 def mean_on_rank(code, rank, world, losses, targets):
     seen = []
-    for row in targets:
+    for number in range(len(targets)):
+        row = targets[(number + rank) % len(targets)]  # each rank has a batch of its own
         losses_N = torch.tensor(losses, requires_grad=True)
         mean = code.masked_mean_7(losses_N, torch.tensor(row))
         if not isinstance(mean, torch.Tensor) or not mean.requires_grad:
@@ -513,34 +539,17 @@ def test_todo07_masked_mean(student):
     some = [draw.randrange(9) for _ in range(6)]
     padding, certain = draw.sample(range(6), 2)
     some[padding], losses[certain] = -100, 0.0  # a target that is certain counts, too
-    one = [-100] * 5 + [3]
-    (seen,) = student.call(
-        mean_on_rank, world=1, group=False, losses=losses, targets=[[4] * 6, some, one, [-100] * 6]
-    ).evidence
-    for row, got, told in zip(
-        [[4] * 6, some, one, [-100] * 6],
-        seen,
-        ("all targets count", "one is padding", "all but one are padding", "all are padding"),
-        strict=True,
-    ):
-        counts = torch.tensor([target != -100 for target in row])
-        right = torch.tensor(losses)[counts].sum() / max(int(counts.sum()), 1)
-        slope = counts.float() / max(int(counts.sum()), 1)
-        expect(
-            got["gradient"] is not None,
-            f"{told}: the mean has no gradient, or none that reaches the losses",
-            "a gradient of zeros" if row == [-100] * 6 else "a gradient",
-            got["mean"],
-        )
-        expect(
-            torch.allclose(got["mean"], right, rtol=1e-5),
-            f"{told}: the mean is wrong",
-            right.item(),
-            got["mean"].item(),
-        )
-        expect(
-            torch.allclose(got["gradient"], slope, rtol=1e-5), f"{told}: the gradient is wrong", slope, got["gradient"]
-        )
+    batches = {
+        "all targets count": [4] * 6,
+        "one is padding": some,
+        "all but one are padding": [-100] * 5 + [3],
+        "all are padding": [-100] * 6,
+    }
+    ranks = student.call(mean_on_rank, world=2, losses=losses, targets=[*batches.values()]).evidence
+    for rank, seen in enumerate(ranks):
+        for number, got in enumerate(seen):
+            told, row = list(batches.items())[(number + rank) % len(batches)]
+            check_mean(told, torch.tensor(losses), torch.tensor(row), got, rank)
     check_story(
         student, 7, (1, 3, 0), ("the rank", "the step", "the number of ranks with a finite gradient one step later")
     )

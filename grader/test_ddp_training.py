@@ -398,7 +398,7 @@ def loaders_on_rank(code, rank, world, dealt):
     loaders = code.make_loaders(sets, samplers, made_args(code, 0), world)
     seen = [read(loader) for loader in loaders]
     samplers[0][:] = next_share(dealt, rank)
-    return {"seen": seen, "again": read(loaders[0])}
+    return {"seen": seen, "again": [read(loader) for loader in loaders]}
 
 
 def next_share(dealt, rank):
@@ -445,10 +445,12 @@ def check_loader_on(student, nodes, world, which, name):
         told, batches = f"rank {rank} of {world}", [[n % MANY for n in batch] for batch in mine["seen"][which]]
         if which == 0:
             check_training_batches(told, batches, dealt[rank][0], BATCH // world, rank)
-            check_next_epoch(told, mine["again"], batches, next_share(dealt, rank), BATCH // world, rank)
+            check_next_epoch(told, mine["again"][0], batches, next_share(dealt, rank), BATCH // world, rank)
         else:
             seen, size = [n for batch in batches for n in batch], sum(len(shares[which]) for shares in dealt)
             check_all_read(told, name, seen, dealt[rank][which], size, rank)
+            again = [n % MANY for batch in mine["again"][which] for n in batch]
+            check_all_read(f"{told}, in the second epoch,", name, again, dealt[rank][which], size, rank)
 
 
 def check_its_set(told, batches, dealt, which, rank):
@@ -720,8 +722,8 @@ def check_wrap(student, nodes, world, seeds, own, mean):
 
 def draw_means(student):
     """Totals and counts of three ranks, by case. First, rank 1 has most tokens and the largest mean; then rank 2 has
-    none; then all have about as many, but more than float32 and int32 can count. An answer that weights ranks instead
-    of tokens shows.
+    none; then all have about as many, but more than float32 and int32 can count; last, rank 0's total is nan. An answer
+    that weights ranks instead of tokens shows.
     """
     draw, cases = student.draw("means"), []
     for last in (1, 0):
@@ -729,7 +731,8 @@ def draw_means(student):
         totals = [counts[0] * draw.uniform(1, 2), counts[1] * draw.uniform(4, 6), counts[2] * draw.uniform(2, 3)]
         cases.append((totals, counts))
     many = [int(number) + LARGE for number in numbers(draw, 3)]
-    return [*cases, ([count * draw.uniform(1, 6) for count in many], [float(count) for count in many])]
+    cases.append(([count * draw.uniform(1, 6) for count in many], [float(count) for count in many]))
+    return [*cases, ([math.nan, *totals[1:]], counts)]  # a rank that has diverged, which nobody may miss
 
 
 def mean_on_rank(code, rank, world, mine):
@@ -774,6 +777,12 @@ def check_means(student, nodes, world):
         means = [t / c if c else math.nan for t, c in zip(totals, counts, strict=True)]
         for rank, values in enumerate(ranks):
             value = values[case]
+            if math.isnan(right):
+                told = (
+                    f"global_mean is {value}, where rank 0's total is nan: a run that has diverged would look healthy"
+                )
+                expect(math.isnan(value), told, "nan", value, rank)
+                continue
             if math.isclose(value, right, rel_tol=1e-12):  # both are float64, with a last digit of 1e-15
                 continue
             if math.isclose(value, means[rank], rel_tol=1e-6):

@@ -371,6 +371,24 @@ WRONG = [
     Answer(4, "heads on tp and cp", swap=("if model.heads % plan.tp:", "if model.heads % (plan.tp * plan.cp):")),
     Answer(4, "multiples of the stages", swap=("if plan.micro_batches < plan.pp:", "if plan.micro_batches % plan.pp:")),
     Answer(5, "up to 1024 GPUs", swap=("while True:", "while gpus <= 1024:")),
+    Answer(
+        2,
+        "a token once to each rank",
+        swap=("ring(ep, model.active * numbers / t)", "ring(ep, min(model.active, ep) * numbers / t)"),
+    ),
+    Answer(
+        4,
+        "words must divide, too",
+        swap=(
+            "if model.layers % plan.pp:",
+            "if model.vocabulary % plan.tp:\n    return 'words'\nif model.layers % plan.pp:",
+        ),
+    ),
+    Answer(
+        4,
+        "tokens are looked at with cp alone",
+        swap=("if model.sequence % (plan.cp * plan.tp):", "if plan.cp > 1 and model.sequence % (plan.cp * plan.tp):"),
+    ),
 ]
 RIGHT = [
     Answer(

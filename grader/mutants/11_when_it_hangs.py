@@ -465,6 +465,35 @@ WRONG = [
         ["return torch.randint(length - 1, (batch_size,), generator=generator)[rank::world]", None],
         says="never drawn",
     ),
+    Answer(
+        1,
+        "the first two meet",
+        [
+            """
+            pair = dist.new_group(list(range(min(2, dist.get_world_size()))))
+            save0(content, path)
+            if dist.get_rank() < 2:
+                dist.barrier(group=pair)
+            """,
+            None,
+        ],
+        says="rank 2 returns, whether the file is complete or not",
+    ),
+    Answer(
+        7,
+        "divided by the mean count of all ranks",
+        [
+            """
+            number = counts_N.sum().float()
+            if dist.is_initialized():
+                dist.all_reduce(number)
+                number /= dist.get_world_size()
+            return (losses_N * counts_N).sum() / number.clamp(min=1)
+            """,
+            None,
+        ],
+        says="the mean is wrong",
+    ),
 ]
 RIGHT = [
     Answer(

@@ -1296,6 +1296,18 @@ WRONG = [
         says="--master-port stands after the script",
     ),
     Answer(17, "torchrun's own port", swap=(' --master-port="$MASTER_PORT"', ""), says="at port 29500 in every job"),
+    Answer(
+        6,
+        "used up after an epoch",
+        swap=("sampler=validation_sampler", "sampler=iter(validation_sampler)"),
+        says="in the second epoch",
+    ),
+    Answer(
+        10,
+        "nan counts as zero",
+        swap=("torch.stack([total, count])", "torch.stack([total, count]).nan_to_num()"),
+        says="would look healthy",
+    ),
 ]
 
 RIGHT = [
