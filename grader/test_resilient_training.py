@@ -285,7 +285,7 @@ FOLDERS = (
     ({"step-999": 1, "step-1000": 1, "step-123456": 1}, "step-123456"),
     ({"step-40": 1, "step-50": 0}, "step-40"),
     ({"step-40": 1, "unfinished-60": 1, "step-50.part": 1, "step-last": 1}, "step-40"),
-    ({"step-40": 1, "step-step-90": 1, "step-1_000": 1, "step-+70": 1}, "step-40"),
+    ({"step-40": 1, "step-step-90": 1, "step-1_000": 1, "step-+70": 1, "step-100-old": 1}, "step-40"),
     ({"step-300": 0}, None),
     ({"step-40": 1, "another-run/step-900": 1}, "step-40"),
     ({}, None),

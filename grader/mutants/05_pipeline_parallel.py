@@ -1853,6 +1853,12 @@ WRONG = [
         swap=(("if rank == world - 1:", "if True:"), ("total / count if rank == world - 1 else None", "total / count")),
         says="ZeroDivisionError",
     ),
+    Answer(
+        2,
+        "into training mode",
+        swap=("output = stage(x)", "output = stage.train()(x)"),
+        says="is left in training mode",
+    ),
 ]
 
 RIGHT = [

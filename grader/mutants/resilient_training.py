@@ -745,6 +745,18 @@ dist.barrier()
         swap=('[ -f "$RUN/model-final.pt" ]', 'ls "$RUN"/model-*.pt >/dev/null'),
         says="none follows",
     ),
+    Answer(
+        2,
+        "what is between two dashes",
+        """
+        newest, most = None, -1
+        for folder in out.glob("step-*"):
+            number = folder.name.split("-")[1]
+            if number.isdecimal() and int(number) > most and (folder / ".metadata").is_file():
+                newest, most = folder, int(number)
+        return newest
+        """,
+    ),
 ]
 
 RIGHT = [
