@@ -732,7 +732,7 @@ def draw_means(student):
         cases.append((totals, counts))
     many = [int(number) + LARGE for number in numbers(draw, 3)]
     cases.append(([count * draw.uniform(1, 6) for count in many], [float(count) for count in many]))
-    return [*cases, ([math.nan, *totals[1:]], counts)]  # a rank that has diverged, which nobody may miss
+    return [*cases, ([math.nan, *totals[1:]], counts)]  # a rank that has diverged, which must show
 
 
 def mean_on_rank(code, rank, world, mine):
