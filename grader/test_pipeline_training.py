@@ -840,8 +840,8 @@ def train_on_rank(code, rank, world, seed):
             graph = isinstance(loss, torch.Tensor) and loss.requires_grad
             grads = {name: p.grad for name, p in parameters_of(stages).items() if p.grad is not None}
             kept = sum(not output.expired() for output in outputs)
-            kind = kind_of(loss)
-            left[-1].append({"loss": a_number(loss), "kind": kind, "graph": graph, "grads": grads, "kept": kept})
+            number = a_number(loss) if isinstance(loss, torch.Tensor) else None
+            left[-1].append({"loss": number, "kind": kind_of(loss), "graph": graph, "grads": grads, "kept": kept})
     return left
 
 
@@ -901,7 +901,15 @@ def check_batches(grid, ranks, second, rights):
             seen, right = left[k], rights[rank % data][k]
             told = f"on rank {rank} of {on}, batch {k + 1} of 2:"
             plain = seen["loss"] is not None
-            expect(plain, f"{told} train_batch returns no number", "a tensor of one number", seen["kind"], rank)
+            hint = "The signature says Tensor, on each rank, with or without losses: train_epoch computes with it."
+            expect(
+                plain,
+                f"{told} train_batch does not return a tensor of one number",
+                "a tensor of one number",
+                seen["kind"],
+                rank,
+                hint,
+            )
             some = any(other[k]["grads"] for other in ranks)
             expect(some, f"{told} train_batch leaves no gradient", "gradients on all stages", "none", rank)
             check_trained(told, seen, right, rank)

@@ -409,6 +409,21 @@ WRONG = [
         says="the last stage of its pipeline",
     ),
     Answer(5, "with its graph", swap=(".sum().detach()", ".sum()"), says="still has its graph"),
+    Answer(
+        5,
+        "a number, where the signature says Tensor",
+        swap=(
+            "torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)",
+            "sum(loss.item() for loss in losses)",
+        ),
+        says="does not return a tensor of one number",
+    ),
+    Answer(
+        5,
+        "a tensor, or else the number 0",
+        swap=("else torch.zeros((), device=x.device)", "else 0"),
+        says="does not return a tensor of one number",
+    ),
     Answer(5, "evaluated, not trained", swap=("schedule.step(", "schedule.eval("), says="no gradient"),
     Answer(5, "nothing", ["return torch.zeros((), device=x.device)", None], says="leaves no gradient"),
     Answer(
