@@ -1545,6 +1545,7 @@ def test_todo7_best_grid(student):
             tuple(draw.randrange(48, 4800, 48) for _ in range(3)),
             (draw.uniform(1e-6, 1e-3), draw.uniform(1e-11, 1e-8), 1e11, 8),
         ),
+        *(uneven(draw, axes) for axes in ((0,), (1,), (2,), (0, 1, 2))),
     ):
         shapes = (
             boxes(world, 3) if world < 30 else [(a, b, world // (a * b)) for a in (1, 2, 4, 8) for b in (1, 2, 4, 8)]
@@ -1575,6 +1576,25 @@ def test_todo7_best_grid(student):
         check_best(sizes, all_of_them, best)
 
 
+def divides(shape, m, dim, hidden):
+    x, y, z = shape
+    return m % z == 0 and dim % x == 0 and hidden % y == 0
+
+
+def uneven(draw, axes):
+    """A world, sizes and a machine, drawn such that the fastest grid does not divide the sizes; grids that do, if any,
+    are slower. Which of m, dim and hidden are one more than a multiple of the world: `axes`.
+    """
+    while True:
+        world = draw.choice([8, 12, 16, 24])
+        sizes = tuple(draw.randrange(48, 4800, 48) + (axis in axes) for axis in range(3))
+        machine = (draw.uniform(1e-6, 1e-3), draw.uniform(1e-11, 1e-8), 1e11, 8)
+        times = {tuple(shape): mlp_time(*sizes, shape, *machine) for shape in all_boxes(world)}
+        even = [time for shape, time in times.items() if divides(shape, *sizes)]
+        if min(even, default=math.inf) > 1.01 * min(times.values()):
+            return world, sizes, machine
+
+
 @hinted(HINTS["best"])
 def check_best(sizes, all_of_them, best):
     world = math.prod(next(iter(all_of_them)))
@@ -1592,6 +1612,7 @@ def check_best(sizes, all_of_them, best):
         f"{all_of_them[chosen] / all_of_them[fastest]:.2f} times as long",
         fastest,
         chosen,
+        hint="" if divides(fastest, *sizes) else "The grid need not divide a dimension evenly. Which grids are tried?",
     )
 
 
@@ -1654,7 +1675,7 @@ def all_boxes(world):
 def test_todo8_network(student):
     draw = student.draw("roofline")
     answers = {}
-    for itemsize, world in ((2, 2), (4, 3), (8, 8)):
+    for itemsize, world in ((2, 2), (4, 3), (8, 8), (2, 1)):  # one rank sends nothing
         speed, bandwidth = draw.uniform(1e12, 9e14), draw.uniform(1e10, 5e12)
         answers["smallest_block", (speed, bandwidth, itemsize)] = itemsize * speed / bandwidth
         width = (world - 1) / world * itemsize * speed / bandwidth

@@ -184,6 +184,29 @@ WRONG = [
     ),
     Answer(
         7,
+        "grids that divide the sizes only",
+        swap=(
+            "min(factorings(world),",
+            "min([(x, y, z) for x, y, z in factorings(world) if not (dim % x or hidden % x or dim % y or hidden % y or m % z)],",
+        ),
+    ),
+    Answer(
+        7,
+        "grids that divide the sizes, if there are any",
+        swap=(
+            "min(factorings(world),",
+            "min([(x, y, z) for x, y, z in factorings(world) if not (dim % x or hidden % y or m % z)] or factorings(world),",
+        ),
+        says="is not the fastest one",
+    ),
+    Answer(
+        8,
+        "one rank as two",
+        swap=("return (world - 1) / world * itemsize", "return (max(world, 2) - 1) / max(world, 2) * itemsize"),
+        says="is not the size at which both take the same time",
+    ),
+    Answer(
+        7,
         "turns are counted whole",
         swap=("max(1.0, world / machine.cores)", "max(1, world // machine.cores)"),
         says="mlp_seconds",
