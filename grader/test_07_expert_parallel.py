@@ -33,6 +33,7 @@ from grader.kit import (
     check_sent,
     check_shape,
     check_tensor,
+    columns,
     count_of,
     expect,
     hinted,
@@ -582,7 +583,9 @@ def row_numbers(offset, count, dtype):
 
 
 def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
-    """For each table the exchange of counts, of rows (also if they are not contiguous), and the order of regrouping."""
+    """For each table the exchange of counts, of rows (also if they are not contiguous, in two ways), and the order of
+    regrouping.
+    """
     group = group_of(rank, world, size)
     seen = []
     for number, (leaving_E, arriving_WL) in enumerate(zip(counts, arriving, strict=True)):
@@ -591,11 +594,10 @@ def exchanged_on_rank(code, rank, world, size, counts, arriving, offset):
         counts_E, arriving_table = torch.tensor(leaving_E), torch.tensor(arriving_WL).view(size, each)
         found = {"counts": as_evidence(code.exchange_counts(counts_E, group))}
         leaving = [sum(leaving_E[r * each : (r + 1) * each]) for r in range(size)]
-        rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % 3])
+        rows = row_numbers(offset, sum(leaving_E), ROW_DTYPES[number % len(ROW_DTYPES)])
         mark()
-        arrived = code.exchange_rows(
-            strided(rows) if number % 2 else rows, leaving, [sum(row) for row in arriving_WL], group
-        )
+        rows = (torch.Tensor.contiguous, strided, columns)[number % 3](rows)
+        arrived = code.exchange_rows(rows, leaving, [sum(row) for row in arriving_WL], group)
         found |= {"rows": as_evidence(arrived), "regrouped": as_evidence(code.regroup(arriving_table))}
         seen.append(found)
     return seen
@@ -1438,11 +1440,15 @@ def serial(seeds, experts, k, factor):
             layer.limit = limit
         kept_limit = model(x, y).item()
         for layer in layers:
-            layer.limit, layer.factor = None, 0.0
+            layer.limit, layer.factor = None, None
+        dropless = model(x, y).item()
+        for layer in layers:
+            layer.factor = 0.0
         losses.append(model(x, y).item())
     return {
         "losses": losses,
         "kept limit": kept_limit,
+        "dropless": dropless,
         "first": first,
         "gradients": gradients,
         "weights": dict(model.named_parameters()),
@@ -1511,10 +1517,10 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
 
 @torch.no_grad()
 def after_training(model, seed):
-    """Two evaluations of the model, and its first layer: before and after the one with more tokens, of a tensor that
-    is not contiguous, and in bfloat16.
+    """In evaluation mode, two evaluations of the model, and its first layer: before and after the one with more tokens,
+    of a tensor that is not contiguous, and in bfloat16.
     """
-    x, layer = torch.randn(2, LENGTH, WIDTH, generator=generator(seed)), model.blocks[0].mlp
+    x, layer = torch.randn(2, LENGTH, WIDTH, generator=generator(seed)), model.eval().blocks[0].mlp
     found = {"before more tokens": as_evidence(layer(x)), "losses": [float(model(*lm_batch(seed, STEPS)))]}
     found["layouts"] = [as_evidence(layer(x)), as_evidence(layer(strided(x)))]
     found["last load"] = as_evidence(getattr(layer, "load", None))
@@ -1564,6 +1570,8 @@ def test_todo9_training(student):
         student.premise(factor is None or right["dropped"] > 0, "a layer that drops nothing")
         student.premise(new_limit, "a layer that keeps the limit of the first batch")
         trials.append((world, spread, each, seeds, how, right))
+    apart = max(abs(right["dropless"] - right["losses"][-1]) for *_, right in trials)
+    student.premise(apart > 4e-3, "a layer that drops in training only")
     for trial in trials:
         check_training(student, *trial)
 
@@ -1607,7 +1615,7 @@ def check_training(student, world, spread, each, seeds, how, right):
     with hinted("load is what the tokens have chosen. Is it counted before some of their slots are dropped, or after?"):
         check_load(told_size, run.evidence, right)
     for number, due in enumerate(right["losses"]):
-        check_loss(told_size, run.evidence, number, due)
+        check_loss(told_size, run.evidence, number, due, right["dropless"])
     check_last_weights(told_size, run.evidence, right, spread, each)
     for rank, found in enumerate(run.evidence):
         told = f"{told_size}: parallel_forward of a tensor that is not contiguous, on rank {rank},"
@@ -1692,7 +1700,8 @@ def check_sent_in_training(told_size, passes, spread, each, experts, kept):
             check_sent(f"{told_size}, {direction}", events, most, least, NEEDED, [rank], HINTS["sent"])
 
 
-def check_loss(told_size, ranks, number, due):
+def check_loss(told_size, ranks, number, due, dropless=None):
+    """`dropless`: the loss of an evaluation in which no slot is dropped."""
     seen = sum(found["losses"][number] for found in ranks) / len(ranks)
     which = (
         f"loss {number + 1} of {STEPS}",
@@ -1702,9 +1711,13 @@ def check_loss(told_size, ranks, number, due):
     hint = (
         "",
         "Here there are more tokens than in a step. Which number of tokens sets the limit?",
-        "A factor of 0.0 is a factor. How does the layer tell that there is none?",
+        "A factor of 0.0 is a factor, also in an evaluation. How does the layer tell that there is none?",
     )[max(number - STEPS + 1, 0)]
     told = f"{told_size}: {which} is not one process's"
+    if number >= STEPS and dropless and math.isclose(seen, dropless, rel_tol=1e-4):
+        told += ": no slot is dropped in it"
+        if number == STEPS:
+            hint = "The serial layer drops whenever it has a factor. On what else does yours depend?"
     expect(math.isclose(seen, due, rel_tol=1e-4), told, due, seen, hint=hint)
 
 

@@ -9,6 +9,7 @@ import torch
 from grader.engine.judge.verdict import Wrong
 from grader.kit import (
     check_refusals,
+    columns,
     freeze,
     frozen_in_turn,
     is_stale,
@@ -102,6 +103,13 @@ def test_strided_is_the_same_and_not_contiguous(shape):
             found.view(-1, shape[-1])
 
 
+@pytest.mark.parametrize("shape", [(3, 1), (2, 3), (2, 3, 4), (2, 1, 4)])
+def test_columns_are_the_same_and_not_contiguous_with_a_last_stride_of_one(shape):
+    tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    found = columns(tensor)
+    assert torch.equal(found, tensor) and not found.is_contiguous() and found.stride(-1) == 1
+
+
 def test_each_gradient_is_zero_on_one_rank_of_several():
     for world, n in ((2, 3), (3, 3), (8, 4)):
         ranks = [zeros_in_turn([torch.ones(2) for _ in range(n)], rank, world) for rank in range(world)]
@@ -155,9 +163,9 @@ def test_pipelines():
 
 def test_rectangles():
     def classes_of(found):
-        for rows, columns in found:
-            assert rows * columns <= 8
-            yield "a row" if rows == 1 else "a column" if columns == 1 else "wide" if rows < columns else "tall"
+        for high, wide in found:
+            assert high * wide <= 8
+            yield "a row" if high == 1 else "a column" if wide == 1 else "wide" if high < wide else "tall"
 
     draws = drawn(rectangles)
     assert often(classes_of, draws) == always("a row", "a column", "wide", "tall")

@@ -4,7 +4,7 @@
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
 | a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
-| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided`, not contiguous; `zeros_in_turn`, on one rank; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
+| numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided` and `columns`, not contiguous; `zeros_in_turn`, on one rank; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
@@ -104,6 +104,7 @@ from grader.kit.traffic import (
 from grader.kit.values import (
     LARGE,
     STALE,
+    columns,
     frozen_in_turn,
     logits,
     mixed_dtypes,

@@ -73,6 +73,13 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([swapped, -swapped], dim=-1)[..., 0] if swapped.is_contiguous() else swapped
 
 
+def columns(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers as the last columns of a wider tensor: not contiguous from two rows on, though the last stride
+    is 1.
+    """
+    return torch.cat([-tensor, tensor], dim=-1)[..., tensor.shape[-1] :]
+
+
 def zeros_in_turn(items: Sequence, rank: int, world: int) -> list:
     """What a rank contributes to sums over `world` ranks, of its numbers or tensors: item n is all zeros on rank
     n % `world`. A rank that asks its own numbers whether it makes a call keeps the others waiting there.

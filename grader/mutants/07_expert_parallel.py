@@ -137,12 +137,23 @@ WRONG = [
         swap=("h_ND = x_BTD.flatten(0, 1)", "h_ND = x_BTD.view(-1, x_BTD.shape[-1])"),
         says="view size is not compatible",
     ),
+    Answer(
+        9,
+        "drops in training only",
+        swap=("if layer.factor is not None:", "if layer.factor is not None and layer.training:"),
+        says="no slot is dropped in it",
+    ),
     Answer(9, "0.0 taken for None", swap=("if layer.factor is not None:", "if layer.factor:"), says="factor of 0.0"),
     Answer(
         9,
         "counts in float32",
         swap=("minlength=layer.n_experts)\nif", "minlength=layer.n_experts).float()\nif"),
         says="load is in float32, not in int64",
+    ),
+    Answer(
+        3,
+        "contiguous by the last stride",
+        swap=("rows_RD.contiguous()", "rows_RD if rows_RD.stride(-1) == 1 else rows_RD.contiguous()"),
     ),
     Answer(
         3,
