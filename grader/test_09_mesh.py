@@ -292,9 +292,10 @@ def test_todo2_mesh(student):
     # No model sends so; but here, too, the axis that sends most is closest.
     odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}
     for world, boxes in (
+        # With axes of one rank several orders are equally good.
+        (5, [{"pp": 5, "tp": 1}, {"dp": 5, "shard": 1, "tp": 1}]),
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 8, "tp": 1, "pp": 1}, *meshes(draw, 8, ("pp", "shard", "cp"))]),
         (6, meshes(draw, 6, ("pp", "dp", "tp"))),
-        (5, [{"pp": 5, "tp": 1}]),
     ):
         wanted, given = [], []
         for sizes in boxes:
@@ -306,7 +307,7 @@ def test_todo2_mesh(student):
                 given += [shuffled(draw, sizes), dict(reversed(sizes.items()))]
         ranks = student.call(meshes_on_rank, world=world, wanted=wanted, given=given).evidence
         for rank, seen in enumerate(ranks):
-            for (sizes, sent, node), mesh in zip(wanted, seen["meshes"], strict=True):
+            for (sizes, sent, node), mesh, first in zip(wanted, seen["meshes"], ranks[0]["meshes"], strict=True):
                 told = f"make_mesh for {spoken(sizes)} with {node} ranks per node, sending {sent}"
                 expect(mesh["kind"] == "DeviceMesh", f"{told}, is not a mesh", "a DeviceMesh", mesh["kind"], rank)
                 shape = torch.tensor(mesh["ranks"]).shape
@@ -319,6 +320,14 @@ def test_todo2_mesh(student):
                     mesh["ranks"],
                     rank,
                 )
+                expect(
+                    mesh["names"] == first["names"],
+                    f"{told}, has its axes in a different order on rank {rank} than on rank 0",
+                    " × ".join(first["names"]),
+                    " × ".join(found),
+                    rank,
+                    "All ranks make one mesh. Where several orders are equally good, does each rank choose the same?",
+                )
                 fewest = min(crossing(order, sent, node) for order in all_orders(sizes))
                 count = crossing(found, sent, node)
                 expect(
@@ -329,17 +338,21 @@ def test_todo2_mesh(student):
                     rank,
                 )
             for sizes, found in zip(given, seen["neighbours"], strict=True):
-                line = line_of(rank, sizes, "pp")
-                stage = line.index(rank)
-                right = [line[stage - 1] if stage else None, line[stage + 1] if stage + 1 < len(line) else None]
-                expect(
-                    found == right,
-                    f"stage_neighbours of rank {rank} on a mesh of {spoken(sizes)} are different ones",
-                    tuple(right),
-                    tuple(found) if isinstance(found, list) else found,
-                    rank,
-                    hint="Which ranks are on my line along pp, and where on it am I? Is the next one rank + 1?",
-                )
+                check_neighbours(sizes, found, rank)
+
+
+def check_neighbours(sizes, found, rank):
+    line = line_of(rank, sizes, "pp")
+    stage = line.index(rank)
+    right = [line[stage - 1] if stage else None, line[stage + 1] if stage + 1 < len(line) else None]
+    expect(
+        found == right,
+        f"stage_neighbours of rank {rank} on a mesh of {spoken(sizes)} are different ones",
+        tuple(right),
+        tuple(found) if isinstance(found, list) else found,
+        rank,
+        hint="Which ranks are on my line along pp, and where on it am I? Is the next one rank + 1?",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -81,6 +81,21 @@ WRONG = [
     ),
     Answer(
         2,
+        "another of the best orders on each rank",
+        [
+            """
+        orders = list(itertools.permutations(sizes))
+        costs = [bytes_between_nodes(order, sizes, sent, per_node) for order in orders]
+        best = [order for order, cost in zip(orders, costs) if cost == min(costs)]
+        order = best[dist.get_rank() % len(best)]
+        return init_device_mesh("cpu", tuple(sizes[axis] for axis in order), mesh_dim_names=order)
+        """,
+            None,
+        ],
+        says="in a different order on rank",
+    ),
+    Answer(
+        2,
         "as the axes come",
         ["return init_device_mesh('cpu', tuple(sizes.values()), mesh_dim_names=tuple(sizes))", None],
         says="make_mesh",
@@ -479,6 +494,7 @@ RIGHT = [
                         grad.copy_(piece.view_as(grad))
             """,
         ],
+        says="in a different order on rank",
     ),
     Answer(
         1,
