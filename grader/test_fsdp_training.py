@@ -10,7 +10,7 @@
 | 6    | the norm of the whole gradient  | clip_gradients() on 2 × 2 ranks                                       |            |
 | 7    | bfloat16                        | dtypes and bytes of what goes between the ranks; dtype of the shards  |            |
 | 8    | recomputed blocks               | how often each part runs; bytes kept for the backward pass            |            |
-| 9    | one file of the whole model     | which rank writes; that torch.load(weights_only=True) can read it     |            |
+| 9    | one file of the whole model     | which rank writes; that torch.load(weights_only=True) can read it; where ranks have copies |            |
 | 10   | a sharded checkpoint            | its content; how much each rank wrote |            |
 | 11   | loaded on other ranks           | saved on 4, loaded on 2 and on 1: weights, optimizer's state, position; main() after an epoch on 4 ranks, resumed on 4, 2 and 1 | 1 – 10 |
 
@@ -292,6 +292,7 @@ def test_todo2_in_step(student):
 
 def shard_on_rank(code, rank, world, seed, chosen):
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
 
     seen = {}
     for strategy in chosen:
@@ -304,9 +305,13 @@ def shard_on_rank(code, rank, world, seed, chosen):
             return {"twice": True}  # torch's message for a shard that would be cut once more
         x, y = tiny_batch(seed)
         mark(name=strategy)
-        model(x, y).backward()
+        loss = model(x, y)
+        of_blocks = [p for name, p in model.named_parameters() if "blocks." in name]
+        freed = sum(isinstance(p, DTensor) for p in of_blocks)  # what is gathered is a plain tensor
+        loss.backward()
         mark(name="")
         seen[strategy] = {
+            "freed": (freed, len(of_blocks)),
             "held": elements(model.parameters()),
             "held_gradients": elements(gradients(model).values()),
             "grads": gradients(model),
@@ -401,6 +406,7 @@ def test_todo3_shard(student):
             check_gradients(told, together([seen[strategy] for seen in ranks], "grads"), right, world)
             for rank, events in enumerate(run.events):
                 check_traffic(told, strategy, calls(events, strategy), blocks, rest, copies, shards, rank)
+                check_freed(told, strategy, *ranks[rank][strategy]["freed"], rank)
     check_deep(student)
 
 
@@ -538,6 +544,20 @@ def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
             rank,
             "Copies of a weight need the same gradient. Does each call know both axes of the mesh?",
         )
+
+
+def check_freed(told, strategy, freed, many, rank):
+    """How many of the blocks' weights are freed after the forward pass: where each rank has a copy, no byte tells."""
+    frees = strategy in ("full", "hybrid")
+    expect(
+        freed == (many if frees else 0),
+        f"{told}, between the forward and the backward pass {freed} of the blocks' {many} weights are freed on rank"
+        f" {rank}, {'instead of all' if frees else 'to be put together again: they must stay'}",
+        "all" if frees else "none",
+        freed,
+        rank,
+        "The text says for each strategy whether a block's weights stay until the backward pass. What about none?",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -1137,7 +1157,7 @@ def same_step(before, after):
 
 
 def save_on_rank(code, rank, world):
-    """The second model recomputes its blocks."""
+    """The first model has one copy, and the second has two, and recomputes its blocks."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     most = []
@@ -1146,7 +1166,7 @@ def save_on_rank(code, rank, world):
         model = made_model(seed, DEEP)
         for i, block in enumerate(model.blocks if seed == 0 else ()):
             model.blocks[i] = checkpoint_wrapper(block)
-        model = in_parts(model, made_mesh("full", world))
+        model = in_parts(model, made_mesh("full" if seed else "hybrid", world))
         with Peak(model.parameters()) as peak:
             code.save_checkpoint(model, DEEP, path, epoch)
         most.append(peak.most)
@@ -1177,12 +1197,12 @@ def save_on_rank(code, rank, world):
 def test_todo9_save(student):
     moment = bytes_of_a_moment(student, shards=3)
     for nodes in (1, 3):
-        with on_nodes(nodes, 3):
+        with on_nodes(nodes, 6):
             check_save(student, nodes, moment)
 
 
 def check_save(student, nodes, moment):
-    run = student.call(save_on_rank, world=3, nodes=nodes)
+    run = student.call(save_on_rank, world=6, nodes=nodes)
     ranks = run.evidence
     with hinted("All ranks know the path. Which one of them writes, and which function of the course does that?"):
         writers = one_writer(run)

@@ -186,8 +186,13 @@ def check_saved_weight(name: str, part: Any, weight: torch.Tensor, earlier: torc
         "a tensor",
         type(part).__name__,
     )
+    more = part.numel() > weight.numel()
     expect(
-        part.shape == weight.shape, f"the checkpoint's {name} is a part of it", tuple(weight.shape), tuple(part.shape)
+        part.shape == weight.shape,
+        f"the checkpoint's {name} {'has more numbers than the model' if more else 'is a part of it'}",
+        tuple(weight.shape),
+        tuple(part.shape),
+        hint="Which ranks hold the same numbers? Each belongs in the file once." if more else "",
     )
     expect(
         part.dtype == weight.dtype,

@@ -165,6 +165,12 @@ WRONG = [
     ),
     Answer(
         3,
+        "none is freed",
+        swap=('args.sharding in ("full", "hybrid")', 'args.sharding != "grad"'),
+        says="they must stay",
+    ),
+    Answer(
+        3,
         "gradients are not put together",
         """
         for module in (*model.blocks, model):
@@ -359,6 +365,20 @@ WRONG = [
         save0({"model": parts, "config": config, "epoch": epoch}, path)
         """,
         says="is a part of it",
+    ),
+    Answer(
+        9,
+        "rows of all ranks, where some have a copy of others'",
+        """
+        full = {}
+        for name, value in model.state_dict().items():
+            rows = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+            dist.gather_object(value.to_local().cpu(), rows, dst=0)
+            if rows:
+                full[name] = torch.cat(rows)
+        save0({"model": full, "config": config, "epoch": epoch}, path)
+        """,
+        says="has more numbers than the model",
     ),
     Answer(
         9,
@@ -573,7 +593,7 @@ WRONG = [
         "the first rank of each node",
         swap=("save0({", 'if os.environ["LOCAL_RANK"] == "0":\n    torch.save({'),
         edits=(("import math\nimport sys\n", "import math\nimport os\nimport sys\n"),),
-        says="on 3 nodes with one rank each, ranks [0, 1, 2] all write",
+        says="on 3 nodes with 2 ranks each, ranks [0, 2, 4] all write",
     ),
     Answer(
         9, "never written over", swap=("save0({", "path.exists() or save0({"), says="an earlier checkpoint at this path"
