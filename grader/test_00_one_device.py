@@ -296,8 +296,12 @@ def test_todo3_flops(student):
     for _ in range(2):
         speed, flops, peak = draw.uniform(1e3, 1e5), draw.uniform(1e6, 1e9), draw.uniform(1e14, 1e15)
         right["utilization", (speed, flops, peak)] = speed * flops / peak
+    slow = speed * flops * draw.uniform(0.5, 0.9)  # a peak that was measured while the device did something else, too
+    right["utilization", (speed, flops, slow)] = speed * flops / slow
 
     def suggestion(answer, guess):
+        if isinstance(answer, float) and answer > 1:
+            return "More than the peak was reached, so this peak is too low. What lets a reader see that?"
         if answer in scoreless and same_numbers(guess, scoreless[answer]):
             return "These are the FLOPs of the weights. What else does attention compute, in each block?"
         return phases_mixed_up(answer, guess)
@@ -412,6 +416,9 @@ def test_todo5_memory(student):
         right["most_sequences", (16 * parameters + int(fits * each), parameters, each)] = int(fits)
     right["most_sequences", (15 * parameters, parameters, each)] = 0
     right["most_sequences", (16 * parameters + 3 * each, parameters, each)] = 3  # exactly full
+    for each in (draw.randrange(1, 8) / 8, draw.randrange(1, 9) + 0.5):  # bytes that are not whole, also less than one
+        many = draw.randrange(50, 500)
+        right["most_sequences", (16 * parameters + (many + 0.5) * each, parameters, each)] = many
     check_answers(
         student,
         right,
@@ -577,6 +584,7 @@ def test_todo8_decide(student):
         (0.3, 0.1, 1.3),
         (0.4, 0.1, draw.choice((2, 4, 5, 6)) + 0.5),  # not a power of two of devices
         (0.6, 0.05, 7.5),
+        (0.7, 0.2, draw.randrange(3, 9) + 0.5),  # more devices than sequences fit on one
         (0.9, 0.2, 0.5),  # the model fits, but no sequence with it
         (1.9, 0.4, 0.5),  # more devices by the sequence's room
         (3.7, 0.1, 0.2),

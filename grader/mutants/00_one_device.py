@@ -43,6 +43,7 @@ WRONG = [
     Answer(3, "an MLP of one width", swap=("2 * 12 * dim**2", "2 * 6 * dim**2"), says="token_flops"),
     Answer(3, "backward, then forward", swap=("return blocks + head, 2 * blocks", "return 2 * blocks, blocks + head"), says="token_flops"),
     Answer(3, "percent", swap=("tokens_per_s * flops_per_token / peak", "100 * tokens_per_s * flops_per_token / peak"), says="utilization"),
+    Answer(3, "at most 1", swap=("return tokens_per_s * flops_per_token / peak", "return min(1.0, tokens_per_s * flops_per_token / peak)"), says="utilization"),
     Answer(3, "the inverse", swap=("tokens_per_s * flops_per_token / peak", "peak / (tokens_per_s * flops_per_token)"), says="utilization"),
     Answer(4, "the result costs nothing", swap=(" + m * n)", ")"), says="product_intensity"),
     Answer(4, "numbers, not bytes", swap=("itemsize * (m * k", "(m * k"), says="product_intensity"),
@@ -70,6 +71,7 @@ WRONG = [
     Answer(5, "weights alone", swap=("sum(state_bytes(parameters))", "state_bytes(parameters)[0]"), says="most_sequences"),
     Answer(5, "an empty device", swap=("memory - sum(state_bytes(parameters))", "memory"), says="most_sequences"),
     Answer(5, "at least one", swap=("max(0, ", "max(1, "), says="most_sequences"),
+    Answer(5, "whole bytes of a sequence", swap=("// sequence_bytes", "// max(1, int(sequence_bytes))"), says="most_sequences"),
     Answer(6, "one device too many where it fits exactly", swap=("math.ceil(16 * parameters / memory)", "int(16 * parameters // memory) + 1"), says="fewest_devices"),
     Answer(6, "forward only", swap=("6 * parameters * tokens", "2 * parameters * tokens"), says="device_days"),
     Answer(6, "the full peak", swap=("(peak * mfu)", "peak"), says="device_days"),
@@ -108,6 +110,7 @@ WRONG = [
     Answer(8, "rounded down", swap=("math.ceil(days / deadline)", "int(days / deadline)"), says="decide"),
     Answer(8, "just in time is too late", swap=("math.ceil(days / deadline)", "int(days / deadline) + 1"), says="decide"),
     Answer(8, "always parallel", swap=('("one device" if for_time <= 1 else "data parallel")', '"data parallel"'), says="decide"),
+    Answer(8, "limited by the sequences", swap=("max(1, for_time)", "max(1, min(for_time, most_sequences(memory, parameters, sequence_bytes)))"), says="decide"),
     Answer(8, "two at least", swap=("max(1, for_time)", "max(2, for_time)"), says="decide"),
     Answer(
         7,
