@@ -1075,6 +1075,8 @@ def resumed_on_rank(code, rank, world, seed, steps):
         seen["held"] = held(storages, new.parameters(), inner)["optimizer"]
     seen["unchanged"] = equal(saved["state"], seen["saved"]["state"])
     seen["losses"] = losses + train(new, optimizer, range(steps // 2, steps))
+    seen["apart"] = equal(saved["state"], seen["saved"]["state"])
+    seen["names"] = names_on_rank(code, rank, world)
     return seen | momentum_on_rank(code, optimizer.parameters, rank, world)
 
 
@@ -1098,6 +1100,24 @@ def momentum_on_rank(code, parameters, rank, world):
         "part": as_evidence(taken.get(1, {}).get("momentum_buffer")),
         "right part": part,
     }
+
+
+def names_on_rank(code, rank, world):
+    """What each function says that parameters have: of the middle one, whose group has amsgrad, more than of others."""
+    wholes = [torch.ones(size) for size in (7, 4, 5)]
+    sizes = [math.ceil(len(whole) / world) for whole in wholes]
+    parts = [whole[rank * size : (rank + 1) * size] for whole, size in zip(wholes, sizes)]
+
+    def of(tensors):
+        names = (("exp_avg",), AMSGRAD, ("exp_avg",))
+        state = [{name: tensor.clone() for name in mine} for mine, tensor in zip(names, tensors)]
+        return {"state": dict(enumerate(state)), "param_groups": []}
+
+    answers = code.whole_state(of(parts), wholes, world), code.state_of_parts(of(wholes), rank, world)
+    return [[sorted(values) for values in answer["state"].values()] for answer in answers]
+
+
+AMSGRAD = ("exp_avg", "max_exp_avg_sq")
 
 
 def anywhere(wrong):
@@ -1200,6 +1220,7 @@ def test_todo5_state(student):
         check_tensor(what, mine["momentum"], mine["right momentum"], rank=rank, than=than, hint=ANY_NAME)
         what = f"with SGD on {count_of(world, 'rank')}, the part of parameter 1's momentum_buffer"
         check_tensor(what, mine["part"], mine["right part"], rank=rank, hint=ANY_NAME)
+        check_names(mine["names"], rank)
         told_unchanged = f"{told}, what was saved is changed when it is loaded"
         expect(mine["unchanged"], told_unchanged, "unchanged", "changed", rank, NEW_ONES)
         most = 8 * share(trained, world)
@@ -1212,8 +1233,30 @@ def test_todo5_state(student):
             rank,
             "A rank needs its part of the state alone. Does that part keep all of what it was cut from alive?",
         )
+        expect(
+            mine["apart"],
+            f"{told}, a step of the optimizer into which it was loaded changes what was saved: the two share a tensor",
+            "unchanged",
+            "changed",
+            rank,
+            "An optimizer writes into its single numbers, too. Which values of a state are the same object as before?",
+        )
     hint = "Before the stop it is right. Which numbers did the optimizer have then that it no longer has?"
     check_losses("continued after loading", ranks, right["losses"], hint, after=steps // 2)
+
+
+def check_names(of_functions, rank):
+    """What `names_on_rank` found."""
+    for function, names in zip(("whole_state", "state_of_parts"), of_functions, strict=True):
+        expect(
+            names == [["exp_avg"], [*AMSGRAD], ["exp_avg"]],
+            f"where only the second of three parameters is in a group with amsgrad, {function} gives parameters other"
+            " entries than they had",
+            f"{', '.join(AMSGRAD)} for parameter 1, exp_avg for the others",
+            names,
+            rank,
+            "Groups may have different options, and so their parameters different states. Whose names are used?",
+        )
 
 
 NEW_ONES = "The dictionary that you are given belongs to its owner. Which line writes into it, or into one inside it?"

@@ -45,7 +45,7 @@ for number, values in state_dict["state"].items():
 return {**state_dict, "state": state}
 """
 OF_PARTS = """
-state = {number: {name: my_part(value, rank, world).clone() if is_long(value) else value for name, value in values.items()}
+state = {number: {name: my_part(value, rank, world).clone() if is_long(value) else copy.deepcopy(value) for name, value in values.items()}
          for number, values in whole["state"].items()}
 return {**whole, "state": state}
 """
@@ -1063,6 +1063,28 @@ for p, part in zip(parameters, parts):
             "part.grad = shard[: len(part)]",
             "part.grad = shard[: len(part)] + (0 if part.grad is None else part.grad)",
         ),
+    ),
+    Answer(5, "single numbers are shared", swap=("copy.deepcopy(value)", "value"), says="share a tensor"),
+    Answer(
+        5,
+        "names of the first parameter",
+        [
+            """
+            state = {}
+            names = list(next(iter(state_dict["state"].values()), {}))
+            for number, values in state_dict["state"].items():
+                shape, size = parameters[number].shape, shard_size(parameters[number].numel(), world)
+                state[number] = {
+                    name: joined(gather_shards([filled(values[name], size)], world)[0], shape)
+                    if is_long(values[name])
+                    else values[name]
+                    for name in names
+                }
+            return {**state_dict, "state": state}
+            """,
+            None,
+        ],
+        says="amsgrad",
     ),
     Answer(
         6,
