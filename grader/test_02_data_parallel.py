@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from grader.kit import (
+    OWN_ZEROS,
     PARTED,
     Fault,
     Reporter,
@@ -145,11 +146,13 @@ def gradient_bytes(a_number=4):
     return [a_number * parameter.numel() for parameter in trained(Net()).values()]
 
 
-def loss_of(model, seed, rank, number, users, idle=()):
-    """Of a pass: its number, which ranks use the extra layer, and which ones use no parameter at all."""
+def loss_of(model, seed, rank, number, users, idle=(), zeros=()):
+    """Of a pass: its number, which ranks use the extra layer, which ones use no parameter at all, and which ones'
+    gradients are all zeros.
+    """
     if rank in idle:
         return torch.zeros((), requires_grad=True)
-    return model(*micro_batch(seed, number, rank in users))
+    return model(*micro_batch(seed, number, rank in users)) * (rank not in zeros)
 
 
 def serial(passes, seeds, dtype="float32"):
@@ -206,7 +209,14 @@ MISSING = "A rank may have no gradient where the others have one. What does it c
 NOT_OVER = "Until you have waited for its work, a tensor belongs to its collective. Which line has to come later?"
 NO_WAIT = "With async_op=True a call returns at once. What does it return, and where is that waited for?"
 HELD_UP = "While a hook waits, nothing is computed. Which function is called when nothing is left to compute?"
+NOTHING_TO_SEND = (
+    "All ranks make the same calls. What does a rank contribute whose gradient is missing, and one whose gradient is"
+    " zeros?"
+)
 TOO_MANY = "Which tensors are sent, and how often? A tied parameter is one tensor with two names."
+
+
+ZEROS = ", where the gradients of rank 1 are zeros"  # after which pass
 
 
 def check_gradients(what, seen, right, rank, world=WORLD):
@@ -507,16 +517,20 @@ def test_todo2_broadcast_state(student):
 # ---------------------------------------------------------------------------------------------------
 # TODO 3: after the backward pass
 
-# For each number of ranks the dtype, and for each case who uses the extra layer: all, all but rank 1, none.
-NAIVE = {3: ("float32", ([0, 1, 2], [0, 2], [])), 2: ("float64", ([0, 1], [0]))}
+# For each number of ranks the dtype and, as `loss_of` has them, who uses the extra layer in the pass of each case: all,
+# all but rank 1, none; and all, but the gradients of rank 1 are zeros.
+NAIVE = {
+    3: ("float32", ([0, [0, 1, 2]], [1, [0, 2]], [2, []], [3, [0, 1, 2], [], [1]])),
+    2: ("float64", ([0, [0, 1]], [1, [0]])),
+}
 
 
-def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
+def naive_on_rank(code, rank, world, seed, dtype, passes):
     merciless_messages()
     seen = []
-    for number, users in enumerate(cases_of_users):
+    for one in passes:
         model = made_model().to(getattr(torch, dtype))
-        model(*micro_batch(seed, number, rank in users)).backward()
+        loss_of(model, seed, rank, *one).backward()
         mark()
         code.average_gradients(model)
         seen.append(left_by_step(model))
@@ -548,22 +562,23 @@ def naive_on_rank(code, rank, world, seed, dtype, cases_of_users):
 )
 def test_todo3_naive(student):
     rights = {world: naive_gradients(student, world) for world in NAIVE}
-    for world, (dtype, cases_of_users) in NAIVE.items():
+    for world, (dtype, passes) in NAIVE.items():
         seeds = student.seeds(world)
-        run = student.call(naive_on_rank, world=world, seed=seeds, dtype=dtype, cases_of_users=cases_of_users)
+        with hinted(NOTHING_TO_SEND, cause="hang"), hinted(NOTHING_TO_SEND, cause="mismatch"):
+            run = student.call(naive_on_rank, world=world, seed=seeds, dtype=dtype, passes=passes)
         sizes = gradient_bytes(getattr(torch, dtype).itemsize)
-        for case, users in enumerate(cases_of_users):
+        for case in range(len(passes)):
             what = f"average_gradients on {count_of(world, 'rank')}" + (f", in {dtype}" if dtype != "float32" else "")
-            what += ["", ", where rank 1 does not use a layer", ", where no rank uses a layer"][case]
+            what += ("", ", where rank 1 does not use a layer", ", where no rank uses a layer", ZEROS)[case]
             check_naive(what, rights[world][case], case, run, sizes, world)
 
 
 def naive_gradients(student, world):
     """The mean gradients of each case, which no rank has alone."""
     found, seeds = [], student.seeds(world)
-    for case, users in enumerate(NAIVE[world][1]):
-        right = student.reference(serial, passes=[[case, users]], seeds=[*seeds], dtype=NAIVE[world][0])
-        own = student.reference(own_gradients, number=case, users=users, seeds=[*seeds])
+    for one in NAIVE[world][1]:
+        right = student.reference(serial, passes=[one], seeds=[*seeds], dtype=NAIVE[world][0])
+        own = student.reference(own_gradients, number=one[0], users=one[1], seeds=[*seeds])
         alike = [
             name
             for name in right
@@ -597,7 +612,7 @@ def check_naive(what, right, case, run, sizes, world):
 
 def overlapped_on_rank(code, rank, world, seed, earlier):
     """Two passes, the second one on top of what the first one has left; and the first one on top of earlier ones, in
-    which no hook was there.
+    which no hook was there. Then a pass without gradients from before, where those of rank 1 are zeros.
     """
     merciless_messages()
     model = made_model()
@@ -612,9 +627,15 @@ def overlapped_on_rank(code, rank, world, seed, earlier):
         backward(loss)
         finish()
         seen.append(left_by_step(model))
-    return seen
+    emptied(model)
+    loss = loss_of(model, seed, rank, *ALL_ZEROS)
+    mark()
+    backward(loss)
+    finish()
+    return [*seen, left_by_step(model)]
 
 
+ALL_ZEROS = [2, [*range(WORLD)], [], [1]]  # as `loss_of` has it
 EARLIER = {WORLD: [], 2: [7]}  # for each number of ranks, passes before the call of reduce_when_ready
 PASSES = (
     ("reduce_when_ready", [0]),
@@ -663,13 +684,17 @@ def test_todo4_overlapped(student):
     )
     for world, earlier in EARLIER.items():
         seeds = student.seeds(world)
-        run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
+        with hinted(OWN_ZEROS, cause="hang"), hinted(OWN_ZEROS, cause="mismatch"):
+            run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
         for case, (what, later) in enumerate(PASSES):
             passes = [[number, [*range(world)]] for number in (*earlier, *later)]
             mean = student.reference(serial, passes=passes, seeds=[*seeds])
             right = {name: grad * len(passes) for name, grad in mean.items()}
             what += f", on {count_of(world, 'rank')}" + ", called after an earlier pass" * bool(earlier)
             check_overlapped(what, right, OVERLAPPED[len(passes) > 1], case, run, world)
+        right = student.reference(serial, passes=[ALL_ZEROS], seeds=[*seeds])
+        what = f"reduce_when_ready on {count_of(world, 'rank')}{ZEROS}"
+        check_overlapped(what, right, OWN_ZEROS, len(PASSES), run, world)
 
 
 def check_overlapped(what, right, hint, case, run, world):
@@ -832,6 +857,7 @@ STEPS = (
     ("Bucketed where no rank uses a layer", [[6, []]]),
     ("Bucketed where the pass of rank 1 uses no parameter", [[12, [0, 2], [1]]]),
     ("Bucketed after a step in which the pass of rank 1 used no parameter", [[13, [0, 1, 2]]]),
+    ("Bucketed" + ZEROS, [[14, [0, 1, 2], [], [1]]]),
 )
 STEPS_OF_TWO = (
     ("Bucketed on 2 ranks, with a larger cap and matrices that are not contiguous", [[7, [0, 1]]]),
@@ -964,7 +990,10 @@ def check_bucketed(what, right, case, run, world, cap, passes):
             check_begun_early(what, last, rank, buckets)
 
 
-NOT_ASKED = "In which order does a rank start its buckets? And which ones if its pass used few parameters, or none?"
+NOT_ASKED = (
+    "In which order does a rank start its buckets? And which ones if its pass used few parameters or none, or if its"
+    " gradients are zeros?"
+)
 AGAIN = "The first step is right. What does a pass count or collect, and who sets it back for the next one?"
 
 

@@ -246,6 +246,24 @@ WRONG = [
                 dist.all_reduce(tensor)""",
         says="An all-reduce moves more than a broadcast",
     ),
+    Answer(
+        3,
+        "zeros are not sent",
+        replaced(
+            NAIVE,
+            (
+                "        if p.grad is None:",
+                "        if p.grad is not None and not p.grad.any():\n            continue\n        if p.grad is None:",
+            ),
+        ),
+        says="deadlock",
+    ),
+    Answer(
+        4,
+        "zeros are not sent",
+        swap=("    started.append((dist", "    if parameter.grad.any():\n        started.append((dist"),
+        says="deadlock",
+    ),
     Answer(3, "nothing", "pass", says="is not one process's"),
     Answer(
         3, "the sum", replaced(NAIVE, ("        p.grad /= world\n", "")), says="summed over the ranks, not averaged"
@@ -581,6 +599,19 @@ WRONG = [
         self.missing = [set(members) for members in self.members]
         self.started = []""",
         ],
+    ),
+    Answer(
+        6,
+        "zeros are not sent",
+        joined(
+            (
+                "self.started.append((dist.all_reduce(vector, async_op=True), vector))",
+                "due = vector.any() or any(p.grad is None for p in members)\n"
+                "    work = dist.all_reduce(vector, async_op=True) if due else None\n"
+                "    self.started.append((work, vector))",
+            ),
+            ("work.wait()", "if work:\n        work.wait()"),
+        ),
     ),
     Answer(6, "what is not full is not sent", joined(("        self.fill(p)\n", "        pass\n"))),
     Answer(
