@@ -44,11 +44,12 @@ BUILDS = "broadcast, reduce-scatter, all-gather, all-reduce and all-to-all from 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def predict_on_rank(code, rank, world, mine):
+def predict_on_rank(code, rank, world, mine, dtype):
     """The predictions for all ranks, made on this rank, which learns all inputs from a real all-gather; and what
     this rank really gets.
     """
-    mine = torch.tensor(mine, dtype=torch.float64)
+    dtype = getattr(torch, dtype)
+    mine = torch.tensor(mine, dtype=dtype)
     reduced = mine.clone()
     dist.all_reduce(reduced)
     gathered = [torch.empty_like(mine) for _ in range(world)]
@@ -59,7 +60,7 @@ def predict_on_rank(code, rank, world, mine):
 
     predictions, shared, left = {}, {}, {}
     for name in NAMES:
-        left[name] = [torch.tensor(x, dtype=torch.float64) for x in inputs]
+        left[name] = [torch.tensor(x, dtype=dtype) for x in inputs]
         held = getattr(code, name)([*left[name]])
         predictions[name] = held
         places = (
@@ -98,6 +99,7 @@ def predict_on_rank(code, rank, world, mine):
     ),
 )
 def test_todo1_three_collectives(student):
+    drawn = {}
     for world in (2, 3, 5):
         draw = student.draw("predict", world)
         each = {2: 3, 3: 1}.get(world, draw.randrange(2, 5))  # numbers in a chunk
@@ -105,9 +107,16 @@ def test_todo1_three_collectives(student):
         inputs = [[float(draw.randrange(1 << 30, 1 << 34)) for _ in range(each * world)] for _ in range(world)]
         if world == 2:  # and some that a reader can add up
             inputs = [[float(draw.randrange(100)) for _ in range(each * world)] for _ in range(world)]
-        seen = student.call(predict_on_rank, world=world, mine=Private(inputs)).evidence
-        sums, rows = total(inputs), [x for vector in inputs for x in vector]
+        dtype = "float64"
+        if world == 5:  # and some that float64 cannot hold
+            dtype, inputs = "int64", [[draw.randrange(1 << 54, 1 << 58) for _ in vector] for vector in inputs]
+        sums, rows = [sum(column) for column in zip(*inputs)], [x for vector in inputs for x in vector]
+        student.premise(dtype == "float64" or any(int(float(x)) != x for x in sums), "a sum in float64")
+        drawn[world] = inputs, dtype, sums, rows, each
+    for world, (inputs, dtype, sums, rows, each) in drawn.items():
+        seen = student.call(predict_on_rank, world=world, mine=Private(inputs), dtype=dtype).evidence
         given = f"{inputs}" if world * each < 4 else f"vectors of {world * each} numbers"
+        given += "" if dtype == "float64" else f" in {dtype}"
         for name in NAMES:
             held = seen[0]["predicted"][name]
             expect(
@@ -133,7 +142,7 @@ def test_todo1_three_collectives(student):
                 check_tensor(
                     f"after a real {name} of {given}, your prediction for rank {rank} of {world}",
                     held[rank],
-                    torch.tensor(right, dtype=torch.float64),
+                    torch.tensor(right, dtype=getattr(torch, dtype)),
                     rank=rank,
                     than="what this rank holds",
                 )

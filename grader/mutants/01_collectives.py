@@ -99,6 +99,19 @@ SECONDS = "return cost[0] * alpha + cost[1] * beta"
 
 
 WRONG = [
+    Answer(
+        1,
+        "added up in float64",
+        [
+            """
+            total = torch.stack([vector.double() for vector in inputs]).sum(dim=0).to(inputs[0].dtype)
+            return [total.clone() for _ in inputs]
+            """,
+            None,
+            None,
+        ],
+        says="in int64",
+    ),
     Answer(1, "each rank keeps its own input", "return [x.clone() for x in inputs]", says="all_reduce"),
     Answer(
         1,
