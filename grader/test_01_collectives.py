@@ -75,6 +75,20 @@ def predict_on_rank(code, rank, world, mine, dtype):
     }
 
 
+def drawn_inputs(student, world):
+    """(a vector for each rank, their dtype). On 3 ranks float32 cannot hold the numbers, and on 5 not even float64: an
+    answer that leaves the inputs' dtype is rounded. On 2 ranks a reader can add them up.
+    """
+    draw = student.draw("predict", world)
+    each = {2: 3, 3: 1}.get(world, draw.randrange(2, 5))  # numbers in a chunk
+    least, most = {2: (0, 100), 3: (1 << 30, 1 << 34), 5: (1 << 54, 1 << 58)}[world]
+    inputs = [[draw.randrange(least, most) for _ in range(each * world)] for _ in range(world)]
+    if world < 5:
+        return [[*map(float, vector)] for vector in inputs], "float64"
+    student.premise(any(int(float(sum(column))) != sum(column) for column in zip(*inputs)), "a sum in float64")
+    return inputs, "int64"
+
+
 @todo(
     1,
     minutes=10,
@@ -99,22 +113,11 @@ def predict_on_rank(code, rank, world, mine, dtype):
     ),
 )
 def test_todo1_three_collectives(student):
-    drawn = {}
-    for world in (2, 3, 5):
-        draw = student.draw("predict", world)
-        each = {2: 3, 3: 1}.get(world, draw.randrange(2, 5))  # numbers in a chunk
-        # Whole numbers that float32 cannot hold: an answer that leaves the inputs' dtype is rounded.
-        inputs = [[float(draw.randrange(1 << 30, 1 << 34)) for _ in range(each * world)] for _ in range(world)]
-        if world == 2:  # and some that a reader can add up
-            inputs = [[float(draw.randrange(100)) for _ in range(each * world)] for _ in range(world)]
-        dtype = "float64"
-        if world == 5:  # and some that float64 cannot hold
-            dtype, inputs = "int64", [[draw.randrange(1 << 54, 1 << 58) for _ in vector] for vector in inputs]
-        sums, rows = [sum(column) for column in zip(*inputs)], [x for vector in inputs for x in vector]
-        student.premise(dtype == "float64" or any(int(float(x)) != x for x in sums), "a sum in float64")
-        drawn[world] = inputs, dtype, sums, rows, each
-    for world, (inputs, dtype, sums, rows, each) in drawn.items():
+    cases_of_worlds = {world: drawn_inputs(student, world) for world in (2, 3, 5)}
+    for world, (inputs, dtype) in cases_of_worlds.items():
         seen = student.call(predict_on_rank, world=world, mine=Private(inputs), dtype=dtype).evidence
+        sums, rows = [sum(column) for column in zip(*inputs)], [x for vector in inputs for x in vector]
+        each = len(sums) // world
         given = f"{inputs}" if world * each < 4 else f"vectors of {world * each} numbers"
         given += "" if dtype == "float64" else f" in {dtype}"
         for name in NAMES:
