@@ -612,7 +612,7 @@ def check_naive(what, right, case, run, sizes, world):
 
 def overlapped_on_rank(code, rank, world, seed, earlier):
     """Two passes, the second one on top of what the first one has left; and the first one on top of earlier ones, in
-    which no hook was there. Then a pass without gradients from before, where those of rank 1 are zeros.
+    which no hook was there. Then a pass without gradients from before, in which rank 1's are zeros.
     """
     merciless_messages()
     model = made_model()
