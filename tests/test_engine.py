@@ -576,6 +576,24 @@ def test_a_merciless_message_tells_who_writes_into_it(runner):
     assert [written_in_flight([events]) != [] for events in run.events] == [False, True]
 
 
+@pytest.mark.parametrize("first", ["send", "recv"])
+@pytest.mark.parametrize("begin, told", [(2, True), (3, False)])
+def test_a_merciless_message_tells_of_another_one_in_its_memory(runner, first, begin, told):
+    run = launch(
+        runner,
+        MERCILESS
+        + textwrap.dedent(f"""
+        t = torch.zeros(6)
+        calls = {{"send": lambda: dist.isend(t[:3], 1 - rank), "recv": lambda: dist.irecv(t[{begin}:][:3], 1 - rank)}}
+        works = [calls[name]() for name in sorted(calls, key="{first}".__ne__)]
+        for work in works:
+            work.wait()
+        """),
+    )
+    assert run.fault is None, run.fault
+    assert [[loose.op for loose in written_in_flight([events])] for events in run.events] == [[first] * told] * 2
+
+
 def test_a_merciless_collective_arrives_at_its_wait_and_no_earlier(runner):
     run = launch(
         runner,

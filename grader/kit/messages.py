@@ -45,7 +45,8 @@ def check_delivery(told: str, events: Sequence[list[dict]]) -> list[Message]:
             loose.written_at or loose.where,
             expected="the wait first",
             seen="a change in flight",
-            hint="Until you have waited for its work, a tensor belongs to its message. Which line has to come later?",
+            hint="Until you have waited for its work, a tensor belongs to its message. Which line has to come later, or"
+            " needs memory of its own?",
         )
     messages, deadlock = rehearse(events)
     if deadlock:

@@ -270,6 +270,29 @@ WRONG = [
     ),
     Answer(
         5,
+        "one memory for both directions",
+        [
+            None,
+            """
+            pieces = tensor.tensor_split(world)
+            room = torch.empty_like(pieces[0])
+            room[: len(pieces[rank])] = pieces[rank]
+            for step in range(world - 1):
+                leaving, coming = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]
+                works = [
+                    dist.isend(room[: len(leaving)], (rank + 1) % world),
+                    dist.irecv(room[: len(coming)], (rank - 1) % world),
+                ]
+                for work in works:
+                    work.wait()
+                coming.copy_(room[: len(coming)])
+            return tensor
+            """,
+        ],
+        says="writes into the tensor of its isend",
+    ),
+    Answer(
+        5,
         "to the left",
         swap=(
             ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
@@ -376,7 +399,7 @@ WRONG = [
             .replace(WAIT, "")
             .replace("return tensor", WAIT_AT_THE_END),
         ],
-        says="writes into the tensor of its isend",
+        says="uses the tensor of its irecv",
     ),
     Answer(
         5,

@@ -331,7 +331,7 @@ WRONG = [
             "    room[key] = [torch.empty_like(tensor) for tensor in leaving]\n"
             "arriving = room[key]",
         ),
-        says="is overwritten by a later one",
+        says="writes into the tensor of its isend",
     ),
     Answer(
         3,
@@ -557,7 +557,7 @@ WRONG = [
         2,
         "sent into the same place",
         swap=("arriving = [torch.empty_like(tensor) for tensor in leaving]", "arriving = leaving"),
-        says="which it is given, is written into",
+        says="writes into the tensor of its isend",
     ),
     Answer(
         2,

@@ -25,6 +25,7 @@ class PendingMessage:
     arrives_in: torch.Tensor | None = None  # the tensor it is received into, until the wait
     content: bytes = b""  # the tensor to send
     written_at: list | None = None  # the line that wrote to it before it completed
+    shared: bool = False  # whether its memory was given to a later message, too, before it was over
     version: int = 0  # of the tensor, when it was last known not to have changed
 
     def changed(self) -> bool:
@@ -114,8 +115,30 @@ def depart(reporter: Any, event: dict, name: str, given: dict) -> PendingMessage
     elif name != "send" and (reporter.merciless or reporter.host is not None):
         message.arrives_in = torch.empty_like(tensor, device="cpu", requires_grad=False)
         given["tensors"] = [message.arrives_in]
+    if reporter.merciless:
+        watch_overlaps(reporter, message)
     watch_writes(reporter)
     return message
+
+
+def watch_overlaps(reporter: Any, message: PendingMessage) -> None:
+    """Note whether this message shares memory with an earlier one in flight, and one of them is received: in whichever
+    order they are waited for, their numbers may be mixed.
+    """
+    received = message.arrives_in is not None
+    for other in reporter.in_flight.values():
+        if isinstance(other, PendingMessage) and (received or other.arrives_in is not None):
+            if overlap(message.tensor, other.tensor):
+                other.shared = True
+                other.written_at = other.written_at or reporter.where()
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors, contiguous as messages are, share memory."""
+    if not one.numel() or not other.numel() or one.device != other.device:
+        return False
+    (first, length), (second, other_length) = ((t.data_ptr(), t.numel() * t.element_size()) for t in (one, other))
+    return first < second + other_length and second < first + length
 
 
 def arrive(reporter: Any, work: dist.Work, about: dict) -> None:
@@ -127,6 +150,8 @@ def arrive(reporter: Any, work: dist.Work, about: dict) -> None:
         finish(reporter, message)
         return
     reporter.over[work] = message.number
+    if message.shared:
+        reporter.say(e="changed", where=message.written_at, of=message.number)
     if message.any_source:
         about["source"] = work._source_rank()
     if message.arrives_in is not None:
