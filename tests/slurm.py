@@ -20,6 +20,7 @@ FOUND = {name: shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin") 
 MISSING = [name for name, path in FOUND.items() if path is None]
 NODES = [f"127.0.0.{n}" for n in range(1, 5)]  # an address each, so that nobody must be taught their names
 
+# MinJobAge: seconds for which a job that has ended can be asked about, 300 if nothing is said.
 CONF = """
 ClusterName=mini
 SlurmctldHost=localhost
@@ -38,6 +39,7 @@ SelectTypeParameters=CR_CPU
 SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
 ReturnToService=2
 KillWait=3
+MinJobAge=86400
 EnforcePartLimits=ALL
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
