@@ -306,7 +306,7 @@ def check_collective(student, name, predicted, right, budget, rubbish=None, worl
             for _, vectors in drawn
         ]
         alone = "" if world > 1 else f"Here {name} is called on one rank. What is left where N - 1 is 0?"
-        with hinted(alone), hinted(WAITING, cause="hang"):
+        with hinted(alone), hinted(WAITING, "hang"):
             run = student.call(
                 collective_on_rank,
                 world=world,

@@ -880,7 +880,7 @@ def check_stage(student, stage, trials):
             + (", head tied, some parameters frozen" if odd else "")
             + (", two backward passes per step" if passes > 1 else "")
         )
-        with hinted(HINTS["odd"] if odd else "", cause="crash"):
+        with hinted(HINTS["odd"] if odd else "", "crash"):
             run = student.call(train_on_rank, world=world, seed=seeds, stage=stage, **how)
         ranks = run.evidence
         calls = collectives(cases(run.events)[0])

@@ -137,7 +137,7 @@ def in_one_run(student, jobs):
     jobs = sorted(jobs, key=lambda job: -job[0])
     most = jobs[0][0]
     told = [(ranks, function.__name__, inputs) for ranks, function, inputs, _ in jobs]
-    with hinted(PARTED, cause="hang"), hinted(PARTED, cause="mismatch"):
+    with hinted(PARTED, "hang", "mismatch"):
         run = student.call(jobs_on_rank, world=most, jobs=told, own=student.seeds(most))
     events = [[[] for _ in range(most)] for _ in jobs]
     for rank, mine in enumerate(run.events):

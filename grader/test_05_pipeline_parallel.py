@@ -1679,7 +1679,7 @@ def check_trials(student, trials):
     """
     p = len(trials[0]["schedule"])
     seeds = student.seeds(p)
-    with hinted(OWN_MEMORY, cause="crash"):
+    with hinted(OWN_MEMORY, "crash"):
         run = student.call(execute_on_rank, world=p, seed=seeds, trials=[nameless(trial) for trial in trials])
     rights = student.reference(serial_trials, trials=serial_of(trials, [*seeds]))
     found = []
@@ -2411,7 +2411,7 @@ def test_todo12_evaluation(student):
     with hinted("Only forward passes. In which order do they go through the chunks, so that no rank waits?"):
         check_forward_only(student, draw)
     for world, ms, how, rights in trials:
-        with hinted("Targets mean something on one rank only. Which ranks count them, and divide?", cause="crash"):
+        with hinted("Targets mean something on one rank only. Which ranks count them, and divide?", "crash"):
             run, v = student.call(evaluate_on_rank, world=world, seed=student.seeds(world), ms=ms, **how), how["v"]
         for number, (m, right, events) in enumerate(zip(ms, rights, events_of_trials(run.events, 2), strict=True)):
             again = ", the second evaluation in this process," if number else ","

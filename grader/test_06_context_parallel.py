@@ -475,7 +475,7 @@ def check_forward(student, name, backward=""):
     runs, alive = {}, {}
     for world in ring_worlds(student, name):
         seeds = student.seeds(world)
-        with hinted(WAITING, cause="hang"):
+        with hinted(WAITING, "hang"):
             run = runs[world] = student.call(ring_on_rank, world=world, seed=seeds, forward=name, backward=backward)
         marked = cases(run.events)
         for number, told, shape, dtype, dealt, right in expected(student, world, seeds):
@@ -534,7 +534,7 @@ def test_todo2_ring(student):
     check_answers(student, right, wrong="is not what will happen")
     for world in (1, 3):
         seeds = student.seeds(world)
-        with hinted(WAITING, cause="hang"):
+        with hinted(WAITING, "hang"):
             run = student.call(start_on_rank, world=world, seed=seeds)
         for rank, seen in enumerate(run.evidence):
             what = f"start_to_pass_on of three tensors on {count_of(world, 'rank')}"
@@ -717,7 +717,7 @@ def test_todo3_backward(student):
     saved, alive = {}, {}
     for world in ring_worlds(student, "backward"):
         seeds = student.seeds(world)
-        with hinted(WAITING, cause="hang"):
+        with hinted(WAITING, "hang"):
             run = student.call(through_ring_on_rank, world=world, seed=seeds)
         marked = cases(run.events)
         for number, told, shape, dtype, _, right in expected(student, world, seeds):

@@ -1101,7 +1101,7 @@ def test_todo6_balance(student):
         trials.append((seeds, ns, experts, k, parts, right, local))
     for seeds, ns, experts, k, parts, right, local in trials:
         world = len(ns)
-        with hinted(PARTED, cause="hang"):
+        with hinted(PARTED, "hang"):
             run = student.call(balanced_on_rank, world=world, seed=Private(seeds), n=Private(ns), experts=experts, k=k)
         what = (
             f"balancing_loss on {count_of(world, 'rank')} with {', '.join(map(str, ns))} tokens, {experts} "

@@ -1340,7 +1340,7 @@ def same_value(held, value):
 )
 def test_todo10_save_sharded(student):
     world = 4
-    with hinted(PARTED, cause="hang"):
+    with hinted(PARTED, "hang"):
         run = student.call(save_sharded_on_rank, world=world, common=True)
     ranks = run.evidence
     flat = ranks[0]["found"]

@@ -697,8 +697,8 @@ HINTS = {
 def check_model(student, serial, tp, cut, asked, told, what, rows=1):
     """Loss, gradients and logits are the serial model's; returns the run and the sizes."""
     sizes, seed, right = serial
-    parted = hinted(HINTS.get((asked, "parted"), ""), cause="mismatch")
-    with hinted(HINTS.get((asked, "refused"), ""), cause="crash"), parted:
+    parted = hinted(HINTS.get((asked, "parted"), ""), "mismatch")
+    with hinted(HINTS.get((asked, "refused"), ""), "crash"), parted:
         run = student.call(model_on_rank, world=rows * tp, sizes=sizes, seed=seed, cut=cut, asked=asked, tp=tp)
     ranks = run.evidence
     with hinted("" if cut else HINTS.get((asked, "whole"), "")):

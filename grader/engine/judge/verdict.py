@@ -115,14 +115,14 @@ def expect(
 
 
 @contextmanager
-def hinted(hint: str, cause: str = "") -> Iterator[None]:
+def hinted(hint: str, *causes: str) -> Iterator[None]:
     """Failures in this block get this hint before the TODO's own hints, whose first is about a different part of the
-    TODO. With a `cause`, such as "hang", only such failures do.
+    TODO. With `causes`, such as "hang", only such failures do.
     """
     try:
         yield
     except (Wrong, Fault) as problem:
-        if cause in ("", problem.cause):
+        if not causes or problem.cause in causes:
             problem.hint = problem.hint or hint
         raise
 
