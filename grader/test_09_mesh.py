@@ -567,11 +567,12 @@ def due_on_rank(code, rank, world):
 def gradients_on_rank(code, rank, world, todo, words, drawn):
     """The gradients of a model, on each mesh; and then drawn ones."""
     torch.set_default_dtype(torch.float64)  # for the notebook's buffers of what comes from the stage before
-    found = []
+    found, meshes = [], []
     for case, mine in zip(todo, words):
         mesh = mesh_of(case["sizes"])
         piece = code.Piece(weights_of(case["model"]), mesh, case["sequence_parallel"])
         ends = code.group_of_ends(mesh)
+        meshes.append((mesh, ends))
         x, y = map(torch.tensor, mine)
         code.forward_backward(piece, x.flatten(), y.flatten(), count=case["batch"] // players_of(case) * case["length"])
         before = {name: p.grad.clone() for name, p in piece.parameters.items()}
@@ -586,12 +587,11 @@ def gradients_on_rank(code, rank, world, todo, words, drawn):
                 "kept": {name: plain(torch.equal(p.grad, before[name])) for name, p in piece.parameters.items()},
             }
         )
-    return {"model": found, "drawn": [drawn_on_rank(code, case["sizes"], mine) for case, mine in zip(todo, drawn)]}
+    return {"model": found, "drawn": [drawn_on_rank(code, *mesh, mine) for mesh, mine in zip(meshes, drawn)]}
 
 
-def drawn_on_rank(code, sizes, mine):
-    mesh, parameters = mesh_of(sizes), {}
-    ends = code.group_of_ends(mesh)
+def drawn_on_rank(code, mesh, ends, mine):
+    parameters = {}
     for name, values in mine.items():
         parameters[name] = torch.nn.Parameter(torch.zeros(len(values)))
         parameters[name].grad = torch.tensor(values)

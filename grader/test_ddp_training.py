@@ -391,7 +391,7 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def loaders_on_rank(code, rank, world, dealt):
-    """What each loader reads; and the first one again, once its sampler deals other samples, as in the next epoch."""
+    """What each loader reads in two epochs. In the second, the training set's sampler deals other samples."""
     sizes = [sum(len(mine[which]) for mine in dealt) for which in range(len(SET))]
     sets = tuple(Numbers(MANY * which, size) for which, size in enumerate(sizes))
     samplers = tuple(dealt[rank])

@@ -29,7 +29,7 @@ class PendingMessage:
     version: int = 0  # of the tensor, when it was last known not to have changed
 
     def changed(self) -> bool:
-        return bool(self.content) and content(self.tensor) != self.content
+        return self.shared or bool(self.content) and content(self.tensor) != self.content
 
     def touched(self) -> bool:
         """Whether it was written to since then; a quick test, which misses writes that torch does not see."""
@@ -150,14 +150,12 @@ def arrive(reporter: Any, work: dist.Work, about: dict) -> None:
         finish(reporter, message)
         return
     reporter.over[work] = message.number
-    if message.shared:
-        reporter.say(e="changed", where=message.written_at, of=message.number)
     if message.any_source:
         about["source"] = work._source_rank()
+    if message.changed():
+        reporter.say(e="changed", where=message.written_at, **message.about)
     if message.arrives_in is not None:
         message.tensor.detach().copy_(message.arrives_in)
-    elif reporter.merciless and content(message.tensor) != message.content:
-        reporter.say(e="changed", where=message.written_at, of=message.number)
 
 
 def finish(reporter: Any, call: PendingCollective) -> None:

@@ -81,7 +81,7 @@ while args and args[0].startswith("-"):
     keeps = keeps or word in ("--preserve-status", "-p")
     found = re.fullmatch("(-s|-k|--signal|--kill-after)=?(.*)", word)
     value = found and (found[2] or args.pop(0))
-    if found and "s" == found[1].strip("-")[0]:
+    if found and found[1] in ("-s", "--signal"):
         name = value
     elif found:
         kills = value
