@@ -194,8 +194,8 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
     # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP). As given,
     # copies along dp are never averaged; and a block's weights are gathered for its forward and again for its backward
-    # pass, which is twice for each micro-batch. tp_training treats the modules outside its blocks differently. A block
-    # stays a unit of its own: the next one is gathered while it computes.
+    # pass, which is twice for each micro-batch. tp_training treats the modules outside its blocks differently. Keep each
+    # block a unit of its own, so that one computes while the next is gathered.
     options["mesh"] = mesh["shard"]
     for block in layers.blocks.values():
         fully_shard(block, **options)

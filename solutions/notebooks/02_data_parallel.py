@@ -327,7 +327,7 @@ plots.steps(runs)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
-    """The buckets, in the order in which they are filled; each is a list of its parameters' indices, in that order, too.
+    """The buckets, in the order in which they are filled: for each, its parameters' indices in the same order.
 
     Args:
         sizes: the parameters' bytes, in the model's order; one may be 0. Leave them unchanged.
@@ -336,7 +336,7 @@ def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
     # Four of 4 bytes each, with a cap of 8, give [[3, 2], [1, 0]]. Each parameter is in exactly one bucket; neighbours
     # in a bucket are neighbours in the model; a parameter that is larger than the cap is alone in its bucket.
-    # Budget: as few buckets as these rules allow. If several answers are that short, any of them is right.
+    # Budget: as few buckets as these rules allow. If several answers have that many, each of them is right.
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
     room = 0
@@ -504,8 +504,8 @@ def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Te
 
     Args:
         model: ``model(x, y)`` returns the mean loss of a micro-batch. Gradients are None or zero before the call.
-        reducer: of this model; its ``sync`` may have been left True or False.
-        micro_batches: of this rank, at least one: pairs (x, y). All ranks have equally many.
+        reducer: for this model; ``sync`` may be True or False before the call.
+        micro_batches: this rank's pairs (x, y), at least one. Every rank has the same number.
     """
     # TODO 7: Accumulate gradients without communication.
     # Each micro-batch has its own backward pass; in the last one, and not before, the reducer begins to send.
@@ -554,7 +554,7 @@ def weighted(loss: Tensor, count: int) -> Tensor:
     The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
     """
     # TODO 8: Weight the loss of unequal shares.
-    # A rank with no samples has count 0 and a loss of 0; not all ranks have none. Leave the given loss unchanged: it is also reported.
+    # A rank with no samples has count 0 and a loss of 0; at least one rank has samples. Leave the given loss unchanged: it is also reported.
     # Budget: one all-reduce of one number.
     ### BEGIN SOLUTION
     total = torch.tensor(float(count), device=loss.device)

@@ -89,9 +89,9 @@ def fsdp_bytes(dim: int, world: int) -> float:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def even_tokens(dim: int, world: int) -> float:
-    """Tokens in a batch, not rounded, for which a rank sends equally many bytes with tensor parallelism and with FSDP.
+    """The tokens in a batch, not rounded, at which a rank sends as many bytes with tensor parallelism as with FSDP.
 
-    The ``world`` ranks, 2 or more, train on this batch together: it is not each rank's part.
+    The ``world`` ranks, 2 or more, train on this batch together: it is the whole batch, not one rank's part.
     """
     # TODO 1: Find the batch size at which tensor parallelism and FSDP send the same number of bytes.
     ### BEGIN SOLUTION

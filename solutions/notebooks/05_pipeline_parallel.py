@@ -1187,8 +1187,8 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 def forward_only(world: int, m: int, v: int) -> Schedule:
     """The forward passes of m micro-batches through v chunks on each rank.
 
-    Any order is right that does not deadlock and in which, if all passes take equally long, no rank waits once it has
-    started. (With several chunks and m < world, ranks may wait.)
+    Any order is right if it does not deadlock and if no rank waits once it has started, when all passes take the same
+    time. (With several chunks and m < world, ranks may wait.)
     """
     # TODO 12, again: the schedule.
     ### BEGIN SOLUTION

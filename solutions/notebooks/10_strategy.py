@@ -146,7 +146,7 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 #
 # **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward (`00_one_device`): the head
 # counts, the embedding table does not, and of the experts only the active ones count. Attention's scores add $12Lhs$
-# for each token. Recomputing adds a third to everything. All ranks get the same part of a step's work. A GPU does
+# for each token. Recomputing adds a third to everything. Each rank gets an equal share of a step's work. A GPU does
 # `peak · device_share` FLOPs a second; the share, 0.76, was fitted to published runs.
 #
 # **Messages**: what a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
@@ -228,8 +228,8 @@ check("10_strategy/2")
 #
 # A line takes bytes / (bandwidth · `link_share`) + messages · latency.
 #
-# **Overlap.** Ranks wait for `tp`, `ep` and `pp`. Of the other axes, only the seconds count by which they take longer
-# than what hides them:
+# **Overlap.** Ranks wait for `tp`, `ep` and `pp`. For each of the other axes, only the time by which it exceeds what
+# hides it counts:
 #
 # - `cp` is hidden by attention's scores: $12Lhs$ of a token's FLOPs, and the same fraction of the computing time;
 # - `shard` by the *passes*, since the next block is gathered early: computing, `tp`, `ep`, `pp` and the rest of `cp`;

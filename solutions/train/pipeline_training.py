@@ -330,8 +330,8 @@ def sum_gradients(stages: list[PipelineStage], n_targets: Tensor, mesh: DeviceMe
     """Turn the gradients into the gradients of the mean over all pipelines' targets. `n_targets`, 0-dim: this pipeline's."""
     # TODO 6: Sum gradients and targets along the right axis, and divide once.
     # Sum over the ranks that have the same layers and different samples; gradients of other layers do not belong in
-    # this sum. Budget: one or two all-reduces per step, for everything: with a message for each weight or stage, you
-    # pay the latency each time.
+    # this sum. Budget: one or two all-reduces per step in all; with a message for each weight or stage, you pay
+    # the latency each time.
     ### BEGIN SOLUTION
     parameters = list(weights(stages).values())
     flat = torch.cat([p.grad.flatten() for p in parameters] + [n_targets.float().view(1)])
