@@ -750,8 +750,9 @@ def check_gathered(told, run, shape, sizes, share):
             len(calls) > sizes["layers"],
             f"{told}, rank {rank} gathers all weights in {count_of(len(calls), 'part')}: not every block is a unit",
             f"{sizes['layers'] + 1} parts: the blocks, and the rest",
-            f"{count_of(len(calls), 'part')}",
+            count_of(len(calls), "part"),
             rank,
+            "fully_shard makes one unit of what it is given and has not been cut before. What is it given, one by one?",
         )
 
 
