@@ -1,5 +1,6 @@
 """A sharded checkpoint is whole or not there, and of one run; a resumed run's record goes on."""
 
+import io
 import json
 import os
 import pickle
@@ -8,18 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import PosixPath
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from grader.engine.lesson import lessons
 from grader.engine.ranks.evidence import whole
 from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+from utils.pickles import Values
 
 SCRIPT = "solutions/train/tp_training.py"
 # Each checkpoint has some 20 MB, so that a kill finds a save under way.
@@ -226,6 +230,26 @@ class Runs:
 
     def __reduce__(self):
         return open, (self.path, "w")
+
+
+class Asks:
+    """Pickled as a call of getattr."""
+
+    def __init__(self, kind, name):
+        self.args = kind, name
+
+    def __reduce__(self):
+        return getattr, self.args
+
+
+def test_a_memory_format_is_read_however_python_pickles_it():
+    """Python 3.11.2 pickles a member of an enumeration as a call of getattr, which is good for nothing else."""
+    contiguous = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    for pickled in (contiguous, Asks(_MEM_FORMAT_ENCODING, contiguous.name)):
+        assert Values(io.BytesIO(pickle.dumps(pickled))).load() is contiguous
+    for other in (Asks(_MEM_FORMAT_ENCODING, "__class__"), Asks(PosixPath, "home"), Asks(contiguous, "name")):
+        with pytest.raises(pickle.UnpicklingError, match="getattr"):
+            Values(io.BytesIO(pickle.dumps(other))).load()
 
 
 @pytest.mark.parametrize("where", ["the list", "an entry", "a place", "a name"])

@@ -32,10 +32,23 @@ NAMES = {
 }
 
 
+def member(kind: Any, name: Any) -> Any:
+    """In place of getattr, by which some versions of Python 3.11 pickle a member of an enumeration: 3.11.2 does, 3.11.7
+    does not. Nothing else may be had by it.
+    """
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as ENCODING
+
+    if kind is not ENCODING or name not in ENCODING.__members__:
+        raise pickle.UnpicklingError("it asks builtins.getattr for more than a tensor's memory format")
+    return ENCODING[name]
+
+
 class Values(pickle.Unpickler):
     """Unpickles what describes tensors, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return member
         known = name in NAMES.get(module, ()) or (module == "torch" and type(getattr(torch, name, None)) is torch.dtype)
         if not known:
             raise pickle.UnpicklingError(f"it names {module}.{name}")

@@ -130,6 +130,9 @@ def settle(job: dict, run: Path, number: int) -> None:
         WORKBOOK_STARTER=str(os.getppid()),  # the server, as torchrun's agent: see utils/starter.py
         HF_HUB_OFFLINE="1",
     )
+    # After a fork, torch makes its pool of threads anew when first asked for it. In a torch for CUDA, two threads of
+    # autograd may do that at once, which ends the process ("Invalid thread pool!", 2.13).
+    torch.set_num_threads(torch.get_num_threads())
     if gpus := job["devices"]:
         os.environ.update(on_gpu.environment(gpus[number], shared=len(set(gpus)) < len(gpus)))
 
