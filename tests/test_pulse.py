@@ -88,6 +88,34 @@ dist.barrier()
     assert run.fault and "rank 1 sleeps at train/x.py:" in run.fault.message
 
 
+def test_who_asks_the_store_again_and_again_is_told(runner, busy_loops, monkeypatch):
+    """torch's FileStore looks every few milliseconds whether the key is there, so it is often ready to run."""
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
+    run = launch(
+        runner,
+        BUSY
+        + """
+move({min(everywhere)}, None, 0, True)
+dist.distributed_c10d._get_default_store().get(f"nobody sets this, rank {rank}")
+""",
+    )
+    assert run.fault and "sleeps at train/x.py:" in run.fault.message
+    assert run.own_time < 4 * pulse.SLEEP_LIMIT
+
+
+def test_who_computes_after_a_long_wait_is_not_asleep(runner, monkeypatch):
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
+    run = launch(
+        runner,
+        """
+        time.sleep(0.9)
+        started = time.process_time()
+        while time.process_time() < started + 0.5: pass
+        """,
+    )
+    assert run.fault is None, run.fault.message
+
+
 def test_a_sleep_that_ends_is_no_deadlock(runner):
     """Each rank has begun a message that nobody receives yet, and works by waiting."""
     run = launch(

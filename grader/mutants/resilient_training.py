@@ -173,7 +173,7 @@ dist.barrier()
         5,
         "only who sees one asks",
         "newest = find_newest(out)\nreturn Path(from_rank0(str(newest))) if newest else None",
-        says="the ranks do not start from the same checkpoint",
+        says="nothing will wake it",
     ),
     Answer(
         5,
@@ -674,6 +674,12 @@ dist.barrier()
             "return Path(name) if name and Path(name).is_dir() else find_newest(out)",
         ),
         says="do not start from the same checkpoint",
+    ),
+    Answer(
+        5,
+        "each rank its own where rank 0 sees none",
+        swap=("return Path(name) if name else None", "return Path(name) if name else find_newest(out)"),
+        says="where rank 0 sees nothing, and rank 1 step-20, the ranks do not start from the same checkpoint",
     ),
     Answer(
         7,

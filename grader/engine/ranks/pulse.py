@@ -1,8 +1,9 @@
 """The CPU time of ranks shows which ranks compute, wait, or run endlessly.
 
 On a busy machine a rank that could continue may look asleep for seconds: one of its threads, perhaps gloo's, waits for
-a processor. So a rank's silence is measured in its own time, which advances while it runs or waits, and stops while any
-of its threads, or of the threads of processes that it started, is ready but gets no processor.
+a processor. So a rank's own time advances while it runs or waits, and stops while any of its threads, or of the threads
+of processes that it started, is ready but gets no processor. Its silence is the part of that time in which all of them
+wait. A thread that looks every few milliseconds whether it may go on, as of torch's FileStore, hardly counts as awake.
 """
 
 import time
@@ -31,7 +32,7 @@ class Sign:
     """A rank's last sign of activity."""
 
     at: float  # seconds, by our clock
-    own: float = 0.0  # seconds of its own time
+    asleep: float = 0.0  # seconds of its own time in which it was asleep
     cpu: float = 0.0  # seconds of CPU, its own
     started_cpu: float = 0.0  # and of the processes it started
 
@@ -47,6 +48,7 @@ class Pulse:
         self.cpu = dict.fromkeys(range(world), 0.0)
         self.started_cpu = dict.fromkeys(range(world), 0.0)
         self.own = dict.fromkeys(range(world), 0.0)
+        self.asleep = dict.fromkeys(range(world), 0.0)
         self.signs = {n: Sign(started) for n in range(world)}
         self.tasks: dict[int, dict[int, Task] | None] = dict.fromkeys(range(world))  # None: not read at the last look
         self.children: dict[int, list[int]] = {n: [] for n in range(world)}
@@ -64,11 +66,11 @@ class Pulse:
     def moved(self, rank: int) -> None:
         """A rank is not asleep."""
         self.wakes.discard(rank)
-        self.signs[rank] = Sign(time.monotonic(), self.own[rank], self.cpu[rank], self.started_cpu[rank])
+        self.signs[rank] = Sign(time.monotonic(), self.asleep[rank], self.cpu[rank], self.started_cpu[rank])
 
     def silent(self, rank: int) -> float:
         """Seconds of its own time for which a rank has been asleep without sending an event."""
-        return self.own[rank] - self.signs[rank].own
+        return self.asleep[rank] - self.signs[rank].asleep
 
     def sleepers(self) -> set[int]:
         """Ranks that have been asleep without an event for several looks, and that will not wake on their own."""
@@ -108,8 +110,9 @@ class Pulse:
                 self.pass_time(rank, pid, elapsed)
             sign = self.signs[rank]
             used, started = self.cpu[rank] - sign.cpu, self.started_cpu[rank] - sign.started_cpu
+            awake = not self.tasks[rank] and status != psutil.STATUS_SLEEPING  # all that a system without tasks tells
             # gloo's own thread uses a little; code uses more
-            if status != psutil.STATUS_SLEEPING or max(used, started) > 0.1 * self.silent(rank) + 0.02:
+            if awake or max(used, started) > 0.1 * self.silent(rank) + 0.02:
                 self.moved(rank)
             if fault := self.endless(rank, where_now):
                 return fault
@@ -132,7 +135,9 @@ class Pulse:
         return None
 
     def pass_time(self, rank: int, pid: int, elapsed: float) -> None:
-        """Advance a rank's own time: of the time that has passed, the part in which it was not held up."""
+        """Advance a rank's own time: of the time that has passed, the part in which it was not held up, and the part of
+        that in which it was asleep.
+        """
         before, now = self.tasks[rank], tasks_of(pid)
         if before is None:  # its time goes on from here
             self.tasks[rank] = now
@@ -141,8 +146,11 @@ class Pulse:
             threads = tasks_of(child)
             self.started_cpu[rank] += sum(t.ran - before[n].ran for n, t in threads.items() if n in before)
             now |= threads
-        held_up = [task.held_up(before[n], elapsed) for n, task in now.items() if n in before]
+        known = [(task, before[n]) for n, task in now.items() if n in before]
+        held_up = [task.held_up(earlier, elapsed) for task, earlier in known]
+        awake = [held + task.ran - earlier.ran for held, (task, earlier) in zip(held_up, known)]
         self.own[rank] += elapsed - max(held_up, default=0.0)
+        self.asleep[rank] += max(elapsed - max(awake, default=0.0), 0.0)
         self.tasks[rank] = now
         if self.silent(rank) > ASLEEP:
             self.children[rank] = list(descendants(pid))
