@@ -603,6 +603,8 @@ def test_todo8_decide(student):
     devices, room = draw.randrange(3, 9), 2.0**34  # just as many as hold it
     cases.append([int(devices * room / 16), room / 2, 1.5 * room, 1.5, 2.0])
     right.append(["divide the model", devices])
+    cases.append([2**29, 2.0**33, 2.0**34, 1.5, 2.0])  # fills the memory, to the last byte
+    right.append(["one device", 1])
     seen = student.call(decisions_on_rank, world=1, group=False, cases=cases).evidence[0]
     for (parameters, sequence, memory, days, deadline), wanted, found in zip(cases, right, seen, strict=True):
         expect(

@@ -255,6 +255,8 @@ def check_cuts(student, draw):
         ([9.0, 1.0, 1.0, 1.0], 2),
         ([0.0] + [1.0] * 9 + [6.0], 4),
         ([1.0, 8.0, 5.0, 4.0, 7.0, 2.0, 6.0], 3),  # the most even stages differ from these
+        ([1.125, 1.0, 1.375], 2),  # rounded, the two cuts cost the same
+        ([1.375, 1.0, 1.125], 2),
     ]
     costs += [drawn_costs(draw, stages) for stages in (2, 2, 3, 3, 4)]
     grid = list(itertools.product(range(1, 7), repeat=2))

@@ -221,6 +221,7 @@ GRAPH = "Follow the loss back to the parameters. Which call makes a new tensor, 
 FLAGS = (
     ["--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.3"],
     ["--optimizer", "sgd", "--lr", "0.5", "--weight-decay", "0.1"],
+    ["--optimizer", "adamw", "--lr", "0.1", "--weight-decay", "0"],
 )
 
 
@@ -247,7 +248,7 @@ def optimizer_on_rank(code, rank, world):
 
 def right_steps():
     left = []
-    for kind, lr, decay in ((torch.optim.AdamW, 0.01, 0.3), (torch.optim.SGD, 0.5, 0.1)):
+    for kind, lr, decay in ((torch.optim.AdamW, 0.01, 0.3), (torch.optim.SGD, 0.5, 0.1), (torch.optim.AdamW, 0.1, 0.0)):
         model = tiny_model(seed=0)
         optimizer = kind(model.parameters(), lr=lr, weight_decay=decay)
         for number in (0, 1, 0, 1):
@@ -283,7 +284,7 @@ def right_steps():
 )
 def test_todo2_optimizer(student):
     right = student.reference(right_steps)
-    adamw, sgd = (steps["weights"] for steps in right)
+    adamw, sgd, _ = (steps["weights"] for steps in right)
     student.premise(any(not torch.allclose(adamw[name], sgd[name], rtol=1e-2) for name in adamw), "the other optimizer")
     for left in student.call(optimizer_on_rank, world=2, group=False).evidence:
         check_optimizers(left, right)
@@ -423,6 +424,13 @@ def test_todo3_sums(student):
                 rank,
                 next((hint for words, hint in SUMS.items() if words in what), ""),
             )
+        expect(
+            math.isclose(logged["count"], count, rel_tol=1e-6),
+            f"rank {rank} has logged a count of {logged['count']:g}; all ranks together have {count} tokens that count",
+            count,
+            logged["count"],
+            rank,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -160,6 +160,12 @@ WRONG = [
             "int(sum(state_bytes(parameters)) // (memory - sequence_bytes)) + 1",
         ),
     ),
+    Answer(
+        8,
+        "an exact fit is divided",
+        swap=("most_sequences(memory, parameters, sequence_bytes) >= 1", "16 * parameters + sequence_bytes < memory"),
+        says="decide is wrong for 0.537 billion",
+    ),
 ]  # fmt: skip
 
 RIGHT = [

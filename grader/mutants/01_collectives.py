@@ -899,6 +899,15 @@ WRONG = [
     ),
     Answer(9, "a latency that is never below 0", swap=("alpha.item()", "max(alpha.item(), 0.0)"), says="fit("),
     Answer(9, "one measurement of each size", swap=("(sizes, seconds))", "zip(*dict(zip(sizes, seconds)).items()))")),
+    Answer(
+        9,
+        "float64 too late",
+        swap=(
+            "torch.tensor(values, dtype=torch.float64) for values",
+            "torch.tensor([*map(float, values)]).double() for values",
+        ),
+        says="fit",
+    ),
 ]
 
 RIGHT = [

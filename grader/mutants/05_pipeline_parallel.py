@@ -1017,7 +1017,7 @@ WRONG = [
         6,
         "losses in the order of the passes",
         swap=("[worker.losses[j] for j in sorted(worker.losses)]", "list(worker.losses.values())"),
-        says="the loss of micro-batch 0 is wrong",
+        says="the loss of micro-batch",
     ),
     Answer(
         6,

@@ -988,7 +988,7 @@ return everything[:, mine]""",
             "positions_of(pieces_of(rank, world), tokens // (2 * world))",
             "positions_of([2 * rank, 2 * rank + 1], tokens // (2 * world))",
         ),
-        says="gradient of",
+        says="on 2 ranks, the",
     ),
     Answer(
         8,

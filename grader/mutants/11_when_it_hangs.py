@@ -494,6 +494,18 @@ WRONG = [
         ],
         says="the mean is wrong",
     ),
+    Answer(
+        1,
+        "names of DDP",
+        ['save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)\ndist.barrier()', None],
+        says="not the given content",
+    ),
+    Answer(
+        3,
+        "at least one sample",
+        ["return order[rank::world][: max(1, len(order) // world)]", None],
+        says="1 sample on 2 ranks",
+    ),
 ]
 RIGHT = [
     Answer(

@@ -548,6 +548,18 @@ WRONG = [
         says="the second call in one process",
     ),
     Answer(1, "every second batch", "return self.model(x, y) if batch_index % 2 == 0 else None"),
+    Answer(
+        2,
+        "no decay is the default decay",
+        swap=("weight_decay=self.args.weight_decay", "weight_decay=self.args.weight_decay or 0.01"),
+        says="with --optimizer adamw --lr 0.1 --weight-decay 0,",
+    ),
+    Answer(
+        3,
+        "sums times the ranks",
+        swap=("(y != IGNORE).sum().double()", "(y != IGNORE).sum().double() * self.trainer.world_size"),
+        says="has logged a count of",
+    ),
 ]
 
 RIGHT = [
@@ -581,14 +593,17 @@ RIGHT = [
     ),
     Answer(
         3,
-        "a metric of torchmetrics, which keeps both sums",
+        "two metrics of torchmetrics, which keep the sums",
         """
-        from torchmetrics import MeanMetric
+        from torchmetrics import SumMetric
         if batch_index == 0:
-            object.__setattr__(self, "mean", MeanMetric().to(x.device))
-        self.mean.update(self.model(x, y), (y != IGNORE).sum())
-        self.log("total", self.mean, metric_attribute="mean")
-        self.log("count", 1.0)
+            for name in ("total", "count"):
+                object.__setattr__(self, name, SumMetric().to(x.device))
+        count = (y != IGNORE).sum()
+        self.total.update(self.model(x, y) * count)
+        self.count.update(count)
+        self.log("total", self.total, metric_attribute="total")
+        self.log("count", self.count, metric_attribute="count")
         """,
     ),
     Answer(
