@@ -3,7 +3,7 @@
 On a busy machine a rank that could continue may look asleep for seconds: one of its threads, perhaps gloo's, waits for
 a processor. So a rank's own time advances while it runs or waits, and stops while any of its threads, or of the threads
 of processes that it started, is ready but gets no processor. Its silence is the part of that time in which all of them
-wait. A thread that looks every few milliseconds whether it may go on, as of torch's FileStore, hardly counts as awake.
+wait. A thread that wakes every few milliseconds only to look, as in torch's FileStore, adds little to the time awake.
 """
 
 import time
