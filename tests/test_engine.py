@@ -327,6 +327,23 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("", "it was killed by SIGABRT"),
+        ("no such file\n\n", "it was killed by SIGABRT; its last words: no such file"),
+        # As C++ does where an exception is not caught.
+        (
+            "terminate called\n  what():  Invalid thread pool!\nframe #0: abort\n",
+            "it was killed by SIGABRT; its last words: Invalid thread pool!",
+        ),
+    ],
+)
+def test_the_last_words_of_a_rank_that_is_killed(runner, words, told):
+    run = launch(runner, f"os.write(2, {words.encode()!r}); os.abort()", world=1)
+    assert run.fault.seen == told
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_told_apart_and_named(runner, name):
     cause, rank, line, words, body = FAULTS[name]

@@ -114,7 +114,9 @@ class Endings:
             text = f"rank {rank} left without reporting: {how}, at {place(where)}. An exit code is never a pass"
         else:
             text = f"rank {rank} is gone: {how}, last seen at {place(where)}"
-        return Fault("crash", text, rank, where, expected="every rank ends normally", seen=how)
+        words = textwrap.shorten(self.traces.last_words(rank), 240, placeholder=" …")
+        seen = f"{how}; its last words: {words}" if words else how
+        return Fault("crash", text, rank, where, expected="every rank ends normally", seen=seen)
 
 
 def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:

@@ -30,6 +30,12 @@ class Traces:
         except OSError:
             return ""
 
+    def last_words(self, rank: int) -> str:
+        """The last line that a rank wrote to stderr, or the reason that C++ gives there when it aborts the process."""
+        lines = [line.strip() for line in self.text(rank, "stderr").splitlines() if line.strip()]
+        reasons = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
+        return (reasons or lines or [""])[-1]
+
     def stack(self, rank: int) -> list[Where]:
         """The lines of the student's code in what faulthandler wrote, innermost first."""
         found = []
