@@ -586,10 +586,10 @@ def model_on_rank(code, rank, world, sizes, seed, cut, asked, tp):
         others.remove(own)
 
         def split():
-            given = dict(plan)
+            given = {}
             for other in others:
                 given |= other(cut)
-            parallelize_module(model, mesh["tensor"], given)
+            parallelize_module(model, mesh["tensor"], given | dict(plan))
             if asked == "words":
                 code.share_loss(model)
             else:

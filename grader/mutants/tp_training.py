@@ -449,6 +449,14 @@ WRONG = [
         swap=("Shard(1) if args.sequence_parallel", "Shard(0) if args.sequence_parallel"),
         says="the ranks call different shapes",
     ),
+    Answer(
+        5,
+        "words, too",
+        swap=(
+            'return {"position_embedding": ColwiseParallel(output_layouts=Shard(0))}',
+            'cut = ColwiseParallel(output_layouts=Shard(0))\n    return {"position_embedding": cut, "token_embedding": cut}',
+        ),
+    ),
 ]
 
 RIGHT = [
