@@ -20,7 +20,8 @@ def test_each_lesson_has_three_questions_and_their_answers():
 
 def test_the_list_of_papers_has_each_that_a_lesson_cites():
     listed = set(PAPER.findall((COURSE / "docs/papers.md").read_text("utf-8")))
-    texts = [*COURSE.glob("solutions/**/*.*"), *COURSE.glob("docs/*.md")]
+    texts = [*COURSE.glob("docs/*.md"), *COURSE.glob("solutions/**/*.*")]
+    texts = [path for path in texts if path.suffix != ".pyc"]
     cited = {number: path.name for path in texts for number in PAPER.findall(path.read_text("utf-8"))}
     assert not {number: name for number, name in cited.items() if number not in listed}
 
