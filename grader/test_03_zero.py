@@ -344,6 +344,12 @@ def test_todo2_shards(student):
         )
         hint = "joined undoes the cut. Which of the numbers are padding, and which shape do the others have?"
         check_tensor(f"{what}: what joined returns", found["whole"], tensor.view(shape), hint=hint)
+    sizes = {(1_000_000_001, 4): 250_000_001, (1_000_000_000, 8): 125_000_000}  # as many as a model has
+    check_answers(
+        student,
+        {("shard_size", given): size for given, size in sizes.items()},
+        wrong="is wrong: a shard that is too short loses numbers, one that is too long wastes memory",
+    )
 
 
 VIEWS = "Which operations on a tensor give a view of it, and which take new memory?"

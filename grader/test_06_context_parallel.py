@@ -1424,6 +1424,7 @@ def trained_on_rank(code, rank, world, seed):
     with torch.no_grad():
         alone = torch.arange(4)[None] + rank
         before = another(alone)
+        code.use_ring(model, 0, 1)  # until the next call
         code.use_ring(model, rank, world)
         after = another(alone)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -1116,6 +1116,12 @@ for p, part in zip(parameters, parts):
             'vars(unit).setdefault("wholes", gather_shards(unit.shards, unit.world)), strict=True):',
         ),
     ),
+    Answer(
+        2,
+        "rounded up in float32",
+        swap=("-(-numel // world)", "int(torch.tensor(numel / world).ceil())"),
+        says="shard_size(1000000001, 4) is wrong",
+    ),
 ]
 
 RIGHT = [

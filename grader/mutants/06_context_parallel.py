@@ -988,7 +988,7 @@ return everything[:, mine]""",
             "positions_of(pieces_of(rank, world), tokens // (2 * world))",
             "positions_of([2 * rank, 2 * rank + 1], tokens // (2 * world))",
         ),
-        says="on 2 ranks, the",
+        says="on 2 ranks, ",
     ),
     Answer(
         8,
@@ -1132,6 +1132,14 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
             "if everybodys == 0:\n    return 0.0\nloss = model(x_BT, y_BT, positions_T) *",
         ),
         says="without a target on any rank",
+    ),
+    Answer(
+        8,
+        "set only once",
+        swap=(
+            "    block.attention.attend = attend_in_ring",
+            '    if "attend" not in vars(block.attention):\n        block.attention.attend = attend_in_ring',
+        ),
     ),
 ]
 
