@@ -862,7 +862,7 @@ for p, part in zip(parameters, parts):
                 "zip(parameters, gather", "zip(parameters[:-1], gather"
             ),
         ],
-        says="is not one process's",
+        says="one process",
     ),
     Answer(
         5,
