@@ -106,7 +106,7 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
     """The ranks in a grid with the axes "pp" and "data"."""
     # TODO 9: Lay out the ranks, and distribute the samples to match.
     # init_device_mesh fills the grid row by row, so the ranks along its last axis are neighbours: on one node, where
-    # links are fast. In a step, a stage sends its neighbour the stream of one micro-batch at a time, while it works
+    # links are fast. In a step, a stage sends the next one the stream of one micro-batch at a time, while it works
     # on another; the ranks with the same layers sum all gradients of a stage, and wait for the result. Which axis
     # gets the neighbours? With args.pp stages along "pp", all that you have written becomes a pipeline.
     return init_device_mesh(device.type, (1, world_size), mesh_dim_names=("pp", "data"))
