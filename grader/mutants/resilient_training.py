@@ -763,6 +763,12 @@ dist.barrier()
         return newest
         """,
     ),
+    Answer(
+        11,
+        "in the folder of submission",
+        swap=('[ -f "$RUN/model-final.pt" ]', '[ -f "$SLURM_SUBMIT_DIR/$RUN/model-final.pt" ]'),
+        says="after a job that is done another follows",
+    ),
 ]
 
 RIGHT = [

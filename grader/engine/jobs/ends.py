@@ -132,7 +132,7 @@ def run(text: str, kind: str, name: str, how: str) -> dict:
         programs |= dict.fromkeys(("scontrol", "qsub", "qdel", "sbatch", "qalter"), ASKED)
         (Path.cwd() / "1-nodes").mkdir()
         (Path.cwd() / "1-nodes" / "how").write_text(how)
-        process, root = stand_ins.begin(text, kind, name, 1, programs)
+        process, root = stand_ins.begin(text, kind, name, 1, programs, submitted_from="sbatch" if how == "done" else "")
     finally:
         os.chdir(here)
     if how == "limit":

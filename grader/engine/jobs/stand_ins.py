@@ -78,15 +78,24 @@ def submit(text: str, kind: str, name: str) -> dict:
     `kind` is sbatch or pbs. Returns, for "1" and "2" nodes and "again", {"code", "said", "starts": [Start as dict],
     "left": whether it left processes running}.
     """
-    jobs = {str(nodes): begin(text, kind, name, nodes) for nodes in JOBS}  # side by side
-    jobs["again"] = begin(text, kind, name, 2, number=AGAIN)
+    folders = {1: "", 2: "sbatch"}
+    jobs = {str(nodes): begin(text, kind, name, nodes, submitted_from=folders[nodes]) for nodes in JOBS}  # side by side
+    jobs["again"] = begin(text, kind, name, 2, number=AGAIN, submitted_from="sbatch")
     return {which: evidence(*job) for which, job in jobs.items()}
 
 
 def begin(
-    text: str, kind: str, name: str, nodes: int, programs: dict[str, str] | None = None, number: int = 0
+    text: str,
+    kind: str,
+    name: str,
+    nodes: int,
+    programs: dict[str, str] | None = None,
+    number: int = 0,
+    submitted_from: str = "",
 ) -> tuple[subprocess.Popen, Path]:
-    """Start a batch file; `programs` are additional stand-ins, `number` is the job's."""
+    """Start a batch file; `programs` are additional stand-ins, `number` is the job's; it is submitted from this folder
+    of the course.
+    """
     root = Path.cwd() / (f"{nodes}-nodes-again" if number else f"{nodes}-nodes")
     number = number or JOBS[nodes]
     course, tools = root / "course", root / "tools"
@@ -121,7 +130,7 @@ def begin(
         STAND_IN_TASKS=str(tasks_a_node(text, nodes)),
     )
     env.update(slurm(nodes, number) if kind == "sbatch" else pbs(number, root))
-    env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course if nodes == 1 else course / "sbatch")
+    env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course / submitted_from)
     said = (root / "said").open("w")
     args = ARGS[kind] if kind == "sbatch" else []
     return (
