@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import Tensor, nn, ones
 
-from grader.engine.inside.returned import keeps
+from grader.engine.inside.returned import keeps, with_numbers
 from grader.engine.judge.answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import lessons
@@ -55,3 +55,24 @@ def test_it_is_told_plainly(runner, lesson, number, body, words):
     verdict = judge_of(runner, lesson, answered(lesson, answer), others).verdict(number)
     assert verdict.status == "fail" and words in verdict.message, verdict.message
     assert f"(TODO {number})" in verdict.where, verdict.where
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"world": 3, "alpha": 5e-06}, "world=3, alpha=5e-06"),
+        ({"shape": (2, (3, 4)), "name": "tp"}, "shape=(2, (3, 4)), name='tp'"),
+        ({"sizes": [*range(99)]}, "sizes=[0, 1, 2, 3, 4, 5, ...]"),
+        ({"x": ones(2, 3), "rank": 1, "model": nn.Linear(1, 1)}, "x=a tensor of shape (2, 3), rank=1, model=…"),
+        ({"x": ones(2, 3), "tensors": [ones(2)], "name": "tp"}, ""),
+    ],
+)
+def test_how_a_function_that_raises_was_called(arguments, told):
+    assert with_numbers(arguments) == told
+
+
+def test_an_error_says_how_the_function_was_called(runner):
+    answer = Answer(9, "no rounds", [None, "return cost[1] * beta / (cost[0] - cost[0])"])
+    others = set(lessons.titles("01_collectives")) - {9}
+    verdict = judge_of(runner, "01_collectives", answered("01_collectives", answer), others).verdict(9)
+    assert "ZeroDivisionError: float division by zero; in predicted_seconds(cost=[6, 3000.0], alpha=" in verdict.message

@@ -8,6 +8,7 @@ student nothing. So the first function that breaks its signature is reported, an
 import ctypes
 import functools
 import inspect
+import reprlib
 import threading
 import types
 import zlib
@@ -68,6 +69,10 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
             try:
                 with noted(function, args, kwargs):
                     value = function(*args, **kwargs)
+            except Exception as error:
+                if told := with_numbers(given.values):
+                    error.add_note(f"in {function.__name__}({told})")
+                raise
             finally:
                 running.function = None
             for argument, change in given.changes().items():
@@ -95,6 +100,23 @@ def noted(function: types.FunctionType, args: tuple, kwargs: dict[str, Any]) -> 
             for argument in nothings(function, args, kwargs)[:1]:
                 error.add_note(f"{function.__name__} is given None as {argument}")
         raise
+
+
+def with_numbers(arguments: dict[str, Any]) -> str:
+    """The arguments of a call, by name: numbers, words, and lists of them, and the shapes of tensors. "" if there is no
+    number.
+    """
+    shown = {name: short(value) for name, value in arguments.items()}
+    numbers = [name for name, value in arguments.items() if isinstance(value, (int, float, list, tuple))]
+    telling = any(shown[name] != "…" for name in numbers)
+    return ", ".join(f"{name}={value}" for name, value in shown.items()) if telling else ""
+
+
+def short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    plain = all(isinstance(part, (int, float, str, list, tuple, type(None))) for part in items(value))
+    return reprlib.repr(value) if plain else "…"
 
 
 def nothings(function: types.FunctionType, args: tuple, kwargs: dict[str, Any]) -> list[str]:

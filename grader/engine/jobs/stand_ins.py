@@ -99,28 +99,9 @@ def begin(
     root = Path.cwd() / (f"{nodes}-nodes-again" if number else f"{nodes}-nodes")
     number = number or JOBS[nodes]
     course, tools = root / "course", root / "tools"
-    for folder in ("train", "sbatch", "utils"):
-        (course / folder).mkdir(parents=True)
-    for script in ("single_gpu_training", name):
-        (course / "train" / f"{script}.py").touch()
-    shutil.copy(SITE, course / "utils")
-    file = course / "sbatch" / f"{name}.{kind}"
+    file = a_course(course, name) / f"{name}.{kind}"
     file.write_text(text)
-    tools.mkdir()
-    launchers = Path(__file__).with_name("launchers.py")
-    # bash, since sh would not pass on an exported function
-    python = (
-        f'#!/usr/bin/env bash\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
-    )
-    for program, script in {
-        **STAND_INS,
-        "srun": python,
-        "mpiexec": python,
-        "mpirun": python,
-        **(programs or {}),
-    }.items():
-        (tools / program).write_text(script)
-        (tools / program).chmod(0o755)
+    write_programs(tools, programs or {})
     (root / "nodes").write_text("".join(f"{node}\n" for node in NODES[kind][:nodes]))
     env = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "USER", "TMPDIR")}
     env.update(
@@ -129,8 +110,8 @@ def begin(
         STAND_IN_NODES=str(nodes),
         STAND_IN_TASKS=str(tasks_a_node(text, nodes)),
     )
-    env.update(slurm(nodes, number) if kind == "sbatch" else pbs(number, root))
-    env["SLURM_SUBMIT_DIR" if kind == "sbatch" else "PBS_O_WORKDIR"] = str(course / submitted_from)
+    folder = course / submitted_from
+    env.update(slurm(nodes, number, folder) if kind == "sbatch" else pbs(number, root, folder))
     said = (root / "said").open("w")
     args = ARGS[kind] if kind == "sbatch" else []
     return (
@@ -145,6 +126,28 @@ def begin(
         ),
         root,
     )
+
+
+def a_course(course: Path, name: str) -> Path:
+    """What batch files need of the course, in a new folder; returns the folder for batch files."""
+    for folder in ("train", "sbatch", "utils"):
+        (course / folder).mkdir(parents=True)
+    for script in ("single_gpu_training", name):
+        (course / "train" / f"{script}.py").touch()
+    shutil.copy(SITE, course / "utils")
+    return course / "sbatch"
+
+
+def write_programs(tools: Path, more: dict[str, str]) -> None:
+    tools.mkdir()
+    launchers = Path(__file__).with_name("launchers.py")
+    # bash, since sh would not pass on an exported function
+    python = (
+        f'#!/usr/bin/env bash\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(launchers))} "${{0##*/}}" "$@"\n'
+    )
+    for program, script in {**STAND_INS, "srun": python, "mpiexec": python, "mpirun": python, **more}.items():
+        (tools / program).write_text(script)
+        (tools / program).chmod(0o755)
 
 
 def evidence(process: subprocess.Popen, root: Path) -> dict:
@@ -182,7 +185,7 @@ def evidence(process: subprocess.Popen, root: Path) -> dict:
 TOLD = ("MASTER_", "CUDA_VISIBLE", "SLURM_PROCID", "SLURM_STEP_NUM", "PMI_", "RANK", "WORLD_SIZE", "PET_", "GPUS")
 
 
-def slurm(nodes: int, job: int) -> dict[str, str]:
+def slurm(nodes: int, job: int, folder: Path) -> dict[str, str]:
     """What Slurm tells a batch script on the first node."""
     first = NODES["sbatch"][0]
     names = first if nodes == 1 else "jrc[9-10]"
@@ -197,6 +200,7 @@ def slurm(nodes: int, job: int) -> dict[str, str]:
         "SLURM_GPUS_ON_NODE": str(GPUS),
         "SLURM_JOB_GPUS": ",".join(map(str, range(GPUS))),
         "SLURM_SUBMIT_HOST": "jrlogin01",
+        "SLURM_SUBMIT_DIR": str(folder),
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
@@ -209,10 +213,11 @@ def slurm(nodes: int, job: int) -> dict[str, str]:
     }
 
 
-def pbs(job: int, root: Path) -> dict[str, str]:
+def pbs(job: int, root: Path, folder: Path) -> dict[str, str]:
     """What PBS tells a batch script on the first node."""
     return {
         "PBS_JOBID": f"{job}.polaris-pbs-01",
+        "PBS_O_WORKDIR": str(folder),
         "PBS_JOBNAME": "job",
         "PBS_NODEFILE": str(root / "nodes"),
         "PBS_O_HOST": "polaris-login-01",
