@@ -409,7 +409,7 @@ WRONG = [
         return weights @ v_BHSK / total.clamp(min=1e-30)[..., None], total.log()""",
             None,
         ],
-        says="attend to piece 1 of 2",
+        says="attend to piece",
     ),
     Answer(
         1,
@@ -1005,7 +1005,7 @@ return everything[:, mine]""",
         8,
         "only the first block",
         swap=("for block in model.blocks:", "for block in model.blocks[:1]:"),
-        says="gradient of",
+        says="is not one process's",
     ),
     Answer(
         8,
