@@ -54,7 +54,6 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.nn.parallel
-import torch.profiler._cupti_monitor
 import torch.utils.data.distributed
 import torch.utils.serialization.config
 
@@ -63,6 +62,8 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.walls import inside as walls
 
+with contextlib.suppress(ImportError):  # torch 2.13 loads it when something is profiled; 2.11 does not have it
+    importlib.import_module("torch.profiler._cupti_monitor")
 rank.load_library(lessons.ORDER[0])  # modules imported by students' code that contain no answers
 
 
