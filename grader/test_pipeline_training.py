@@ -63,6 +63,7 @@ from grader.kit import (
 from utils.data import IGNORE, Windows
 from utils.loss import head_loss
 from utils.model import TransformerLM
+from utils.pipeline_flags import splits_backward
 
 BUILDS = "torch's pipelines: stages, schedules, one loss, one checkpoint; with data parallel"
 
@@ -356,6 +357,7 @@ def test_todo2_stages(student):
         (4, 1, "interleaved", "float32"),
         (2, 2, "interleaved", "bfloat16"),
     ]
+    grids = [grid for grid in grids if splits_backward() or "zero-bubble" not in grid]
     try:
         run = student.call(stages_on_rank, world=4, grids=grids)
     except Fault as fault:
@@ -672,7 +674,7 @@ def schedule_on_rank(code, rank, world, seed, kind, m):
         for toy in toys:
             toy.zero_grad()
             toy.rows, toy.begun = [], 0
-        schedule.step(x, target=y, losses=losses)
+        schedule.step(*((x,) if stages[0].is_first else ()), target=y, losses=losses)
     grads = [torch.zeros(0) if toy.weight.grad is None else toy.weight.grad for toy in toys]
     rows, losses = [toy.rows for toy in toys], [a_number(loss) for loss in losses]
     return {"log": log, "rows": rows, "grads": grads, "losses": losses}
@@ -1307,6 +1309,7 @@ RUNS = (
     (4, "--pp 4 --schedule zero-bubble --microbatches 4"),
     (2, "--pp 2 --schedule 1f1b --microbatches 3"),
 )
+RUNS = tuple(run for run in RUNS if splits_backward() or "zero-bubble" not in run[1])
 PIPELINES = (2, 3, 6, 1)  # --pp on 6 ranks
 KEPT = ("held", "steps", "still_in_a_group", "files")  # of a run: no weights, which lie in stages
 

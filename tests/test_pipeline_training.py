@@ -232,7 +232,7 @@ def work(rank, world):
         for net, schedule in runs:
             net.zero_grad()
             try:
-                schedule.step(x, target=y)
+                schedule.step(*((x,) if pp == 0 else ()), target=y)
             except RuntimeError as error:
                 raise RuntimeError(f"step {{step + 1}}: {{error.__cause__ or error}}")
         for right, seen in zip(*(net.parameters() for net, _ in runs)):

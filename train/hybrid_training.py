@@ -269,12 +269,13 @@ def evaluate(
     for x, y in in_step(loader, device, args):
         x, y = fill(x, y, loader.batch_size)
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        inputs = (x,) if stages[0].is_first else ()
         # TODO 9: Add this batch's losses to total and its number of targets to count, on the ranks that know them.
         # schedule.eval leaves the sums of its micro-batches in the list, on the ranks of the last stage. All ranks of
         # the tensor axis have them there: each target counts args.tp times in both sums, and the quotient is right.
         # Rows added by `fill` and batches added by `in_step` have no target that counts.
         losses: list[Tensor] = []
-        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        schedule.eval(*inputs, target=y, losses=losses, return_outputs=False)
         total += sum(loss / y.numel() for loss in losses)  # a mean of the batches' means
         count += 1
     return global_mean(total, count)

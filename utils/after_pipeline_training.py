@@ -73,7 +73,8 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
         That sum, without a graph, on the rank with the last stage; 0 on the others.
     """
     losses: list[Tensor] = []
-    schedule.step(x, target=y, losses=losses, return_outputs=False)
+    inputs = (x,) if stages[0].is_first else ()
+    schedule.step(*inputs, target=y, losses=losses, return_outputs=False)
     return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
 
 

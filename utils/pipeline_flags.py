@@ -3,6 +3,10 @@
 import argparse
 import math
 from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from utils.arguments import whole
 from utils.distributed import fail, set_batch_size
@@ -40,11 +44,39 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
         fail(f"--schedule {args.schedule} with --pp {p} needs --microbatches {p} or more, not {m}")
     if m >= p and m % (m // p) and args.schedule in ("interleaved", "zero-bubble"):
         fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
+    if args.schedule == "zero-bubble" and not splits_backward():
+        fail(
+            f"--schedule zero-bubble: torch {torch.__version__} cannot divide the backward pass of the head's loss in"
+            " two; torch 2.13 can. Take another schedule"
+        )
     if args.dropout and p > 1:
         fail(
             f"--dropout {args.dropout:g} with --pp {p}: stages with separate generators cannot draw the numbers that"
             " one process would"
         )
+
+
+class Same(torch.autograd.Function):
+    """A function whose backward pass is written by hand, as that of the head's loss is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def splits_backward() -> bool:
+    """Whether this torch can compute the gradients of such a function's inputs at one time, and of its weights at
+    another, as the zero-bubble schedule does: 2.13 can, 2.11 cannot.
+    """
+    try:
+        Same.apply(torch.ones((), requires_grad=True)).grad_fn._input_metadata  # which torch then reads
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def stages_a_rank(p: int, args: argparse.Namespace) -> int:

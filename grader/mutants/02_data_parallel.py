@@ -805,7 +805,7 @@ if len(self.missing[number]) < 2:
         says="after the last backward pass, not in it",
     ),
     Answer(7, "nothing", "pass", says="makes no backward pass"),
-    Answer(8, "the loss as it is", "return loss", says="is not one process's"),
+    Answer(8, "the loss as it is", "return loss", says="one process's"),
     Answer(8, "without the ranks", swap=("* dist.get_world_size() /", "/"), says="divided once too often"),
     Answer(8, "times the count", "return loss * count", says="times one process's"),
     Answer(
@@ -814,20 +814,20 @@ if len(self.missing[number]) < 2:
         swap=("return loss * (count", "return loss if count == 1 else loss * (count"),
         says="multiplied by the wrong factor",
     ),
-    Answer(8, "divided by the count", swap=("count *", "1 / max(count, 1) *"), says="is not one process's"),
+    Answer(8, "divided by the count", swap=("count *", "1 / max(count, 1) *"), says="one process's"),
     Answer(8, "a number that has no gradient", swap=("loss *", "loss.item() *")),
     Answer(
         8,
         "all ranks' mean of the losses",
         "total = loss.clone()\ndist.all_reduce(total.detach())\nreturn total / dist.get_world_size()",
-        says="is not one process's",
+        says="one process's",
     ),
     Answer(
         8,
         "ranks with samples count alike",
         "have = torch.tensor(float(count > 0))\ndist.all_reduce(have)\nreturn loss * (count > 0) *"
         " dist.get_world_size() / have",
-        says="is not one process's",
+        says="one process's",
     ),
     Answer(8, "a rank without samples leaves", "if count == 0:\n    return loss\n" + WEIGHT.strip(), says="rank 1"),
     Answer(

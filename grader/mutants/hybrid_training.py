@@ -384,7 +384,7 @@ WRONG = [
     ),
     Answer(9, "only the last batch", swap=("total += torch", "total = torch"), says=""),
     Answer(
-        9, "rank 0 alone evaluates", swap=("schedule.eval(x", "if dist.get_rank() == 0:\n    schedule.eval(x"), says=""
+        9, "rank 0 alone evaluates", swap=("schedule.eval(", "if dist.get_rank() == 0:\n    schedule.eval("), says=""
     ),
     Answer(9, "nothing", "pass  # later", says=""),
     Answer(

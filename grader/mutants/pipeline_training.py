@@ -444,7 +444,7 @@ WRONG = [
     Answer(
         5,
         "x for a target",
-        swap=("schedule.step(x, target=y", "schedule.step(x, target=x"),
+        swap=("schedule.step(*inputs, target=y", "schedule.step(*inputs, target=x"),
         says="is not the gradient of the sum",
     ),
     Answer(
@@ -482,7 +482,7 @@ WRONG = [
         says="only the rank of the last stage can know",
     ),
     Answer(5, "fails where there is no loss", swap=(" if losses else torch.zeros((), device=x.device)", "")),
-    Answer(5, "rank 0 alone sends it", swap=("schedule.step(x", "if dist.get_rank() == 0:\n        schedule.step(x")),
+    Answer(5, "rank 0 alone sends it", swap=("schedule.step(", "if dist.get_rank() == 0:\n        schedule.step(")),
     Answer(
         5,
         "targets counted on every rank",
@@ -1156,8 +1156,8 @@ WRONG = [
         5,
         "the outputs are kept",
         swap=(
-            "schedule.step(x, target=y, losses=losses, return_outputs=False)",
-            "schedule.step(x, target=y, losses=losses)",
+            "schedule.step(*inputs, target=y, losses=losses, return_outputs=False)",
+            "schedule.step(*inputs, target=y, losses=losses)",
         ),
         says="are still in memory",
     ),

@@ -27,10 +27,13 @@ have the same layers and divide the batch. Shapes: B sequences in a batch, b in 
     PipelineStage(module, number, n_stages, device, group=…)
                                        a stage for torch's schedules; its messages go to the ranks of the group
     module.to_empty(device=device)     allocates uninitialized memory for a module on the device "meta", which has none
-    schedule.step(x, target=y, losses=a_list, return_outputs=False)
-                                       cuts x and y into micro-batches and does all passes; all ranks make this call.
-                                       The first stage takes x, the last one y, and leaves its losses in the list
+    schedule.step(*inputs, target=y, losses=a_list, return_outputs=False)
+                                       cuts inputs and y into micro-batches and does all passes; all ranks make this
+                                       call. The first stage takes inputs, (x,) on its rank and () on the others (torch
+                                       2.13 ignores what they pass, 2.11 refuses it); the last stage takes y, and leaves
+                                       its losses in the list
     schedule.eval(…)                   the same with forward passes only
+    stage.is_first                     whether a stage is the first; a rank's stages are in order
     dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0)
                                        sends one object from each rank of a group to its first rank; only that rank
                                        passes a list, with a place for each object
@@ -314,7 +317,8 @@ def train_batch(stages: list[PipelineStage], schedule: _PipelineSchedule, x: Ten
     # the outputs.
     ### BEGIN SOLUTION
     losses: list[Tensor] = []
-    schedule.step(x, target=y, losses=losses, return_outputs=False)
+    inputs = (x,) if stages[0].is_first else ()
+    schedule.step(*inputs, target=y, losses=losses, return_outputs=False)
     return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=x.device)
     ### STUDENT
     # layers = stages[0].submod
@@ -395,7 +399,8 @@ def evaluate(
         # both over all ranks and divides. Each target must be counted once, on whichever rank.
         ### BEGIN SOLUTION
         losses: list[Tensor] = []
-        schedule.eval(x, target=y, losses=losses, return_outputs=False)
+        inputs = (x,) if stages[0].is_first else ()
+        schedule.eval(*inputs, target=y, losses=losses, return_outputs=False)
         if losses:
             total += torch.stack(losses).double().sum()
             count += (y != IGNORE).sum()
