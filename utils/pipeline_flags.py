@@ -57,7 +57,7 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
 
 
 class Same(torch.autograd.Function):
-    """A function whose backward pass is written by hand, as that of the head's loss is."""
+    """A function with a backward pass of its own, like the head's loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
