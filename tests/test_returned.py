@@ -65,6 +65,7 @@ def test_it_is_told_plainly(runner, lesson, number, body, words):
         ({"sizes": [*range(99)]}, "sizes=[0, 1, 2, 3, 4, 5, ...]"),
         ({"x": ones(2, 3), "rank": 1, "model": nn.Linear(1, 1)}, "x=a tensor of shape (2, 3), rank=1, model=…"),
         ({"x": ones(2, 3), "tensors": [ones(2)], "name": "tp"}, ""),
+        ({"argv": ["--pp", "2"]}, ""),
     ],
 )
 def test_how_a_function_that_raises_was_called(arguments, told):

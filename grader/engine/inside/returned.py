@@ -107,9 +107,12 @@ def with_numbers(arguments: dict[str, Any]) -> str:
     number.
     """
     shown = {name: short(value) for name, value in arguments.items()}
-    numbers = [name for name, value in arguments.items() if isinstance(value, (int, float, list, tuple))]
-    telling = any(shown[name] != "…" for name in numbers)
+    telling = any(has_number(value) and shown[name] != "…" for name, value in arguments.items())
     return ", ".join(f"{name}={value}" for name, value in shown.items()) if telling else ""
+
+
+def has_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, (list, tuple)) and any(map(has_number, value)))
 
 
 def short(value: Any) -> str:
