@@ -69,6 +69,8 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
             try:
                 with noted(function, args, kwargs):
                     value = function(*args, **kwargs)
+            except (NameError, AttributeError):  # of the code, whatever the numbers
+                raise
             except Exception as error:
                 if told := with_numbers(given.values):
                     error.add_note(f"in {function.__name__}({told})")
