@@ -69,7 +69,7 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
             try:
                 with noted(function, args, kwargs):
                     value = function(*args, **kwargs)
-            except (NameError, AttributeError):  # of the code, whatever the numbers
+            except (NameError, AttributeError, NotImplementedError):  # whatever the numbers
                 raise
             except Exception as error:
                 if told := with_numbers(given.values):
