@@ -156,7 +156,7 @@ def test_todo01_save_checkpoint(student):
                 whole = {"model": ["bias", "weight"], "config": {"dim": 3}, "epoch": epoch}
                 expect(
                     found == whole,
-                    "the checkpoint is not the given content, with the plain model's weights",
+                    "the file does not have the given content, with the plain model's weights",
                     whole,
                     found,
                 )

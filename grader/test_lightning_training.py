@@ -248,14 +248,14 @@ def optimizer_on_rank(code, rank, world):
 
 def right_steps():
     left = []
-    for kind, lr, decay in ((torch.optim.AdamW, 0.01, 0.3), (torch.optim.SGD, 0.5, 0.1), (torch.optim.AdamW, 0.1, 0.0)):
-        model = tiny_model(seed=0)
-        optimizer = kind(model.parameters(), lr=lr, weight_decay=decay)
+    for _, name, _, lr, _, decay in FLAGS:
+        model, kind = tiny_model(seed=0), {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+        optimizer = kind(model.parameters(), lr=float(lr), weight_decay=float(decay))
         for number in (0, 1, 0, 1):
             model.zero_grad()
             model(*tiny_batch(number)).backward()
             optimizer.step()
-        left.append({"lr": lr, "weights": weights(model)})
+        left.append({"lr": float(lr), "weights": weights(model)})
     return left
 
 

@@ -247,7 +247,7 @@ def test_messages_are_told(warm, file):
 STOPS = {
     "a crash": (
         "def f(x, rank, world):\n    return 1 / rank",
-        "f on 2 ranks: rank 0 stopped with ZeroDivisionError: division by zero; in f(x=",
+        "f on 2 ranks: rank 0 stopped with ZeroDivisionError: division by zero, in f(x=",
     ),
     "a deadlock": (
         "def f(x, rank, world):\n    dist.recv(torch.zeros(1), 1 - rank)",

@@ -73,32 +73,21 @@ def began(events):
     return next(event["t"] for event in events if event.get("op") == "all_reduce")
 
 
+def among_busy_loops(runner, body):
+    """Run a body with all threads of the ranks on the processor that is busy."""
+    return launch(runner, f"{BUSY}\nmove({{min(everywhere)}}, None, 0, True)\n{body}")
+
+
 def test_who_sleeps_on_a_busy_machine_is_told(runner, busy_loops, monkeypatch):
     monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
-    run = launch(
-        runner,
-        BUSY
-        + """
-move({min(everywhere)}, None, 0, True)
-if rank == 1:
-    time.sleep(10_000)
-dist.barrier()
-""",
-    )
+    run = among_busy_loops(runner, "if rank == 1: time.sleep(10_000)\ndist.barrier()")
     assert run.fault and "rank 1 sleeps at train/x.py:" in run.fault.message
 
 
 def test_who_asks_the_store_again_and_again_is_told(runner, busy_loops, monkeypatch):
     """torch's FileStore looks every few milliseconds whether the key is there, so it is often ready to run."""
     monkeypatch.setattr(pulse, "SLEEP_LIMIT", 1.0)
-    run = launch(
-        runner,
-        BUSY
-        + """
-move({min(everywhere)}, None, 0, True)
-dist.distributed_c10d._get_default_store().get(f"nobody sets this, rank {rank}")
-""",
-    )
+    run = among_busy_loops(runner, "dist.distributed_c10d._get_default_store().get(f'nobody sets this, rank {rank}')")
     assert run.fault and "sleeps at train/x.py:" in run.fault.message
     assert run.own_time < 4 * pulse.SLEEP_LIMIT
 

@@ -76,4 +76,4 @@ def test_an_error_says_how_the_function_was_called(runner):
     answer = Answer(9, "no rounds", [None, "return cost[1] * beta / (cost[0] - cost[0])"])
     others = set(lessons.titles("01_collectives")) - {9}
     verdict = judge_of(runner, "01_collectives", answered("01_collectives", answer), others).verdict(9)
-    assert "ZeroDivisionError: float division by zero; in predicted_seconds(cost=[6, 3000.0], alpha=" in verdict.message
+    assert "ZeroDivisionError: float division by zero, in predicted_seconds(cost=[6, 3000.0], alpha=" in verdict.message

@@ -46,8 +46,8 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
         fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
     if args.schedule == "zero-bubble" and not splits_backward():
         fail(
-            f"--schedule zero-bubble: torch {torch.__version__} cannot divide the backward pass of the head's loss in"
-            " two; torch 2.13 can. Take another schedule"
+            f"--schedule zero-bubble: torch {torch.__version__} cannot split the backward pass of the head's loss; use"
+            " torch 2.13, or another schedule"
         )
     if args.dropout and p > 1:
         fail(

@@ -498,7 +498,7 @@ WRONG = [
         1,
         "names of DDP",
         ['save0({"model": model.state_dict(), "config": config, "epoch": epoch}, path)\ndist.barrier()', None],
-        says="not the given content",
+        says="the file does not have the given content",
     ),
     Answer(
         3,

@@ -189,8 +189,8 @@ def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
 @torch.no_grad()
 def reduce_to_shards(tensors: list[Tensor], world: int) -> list[Tensor]:
     """For each tensor, this rank's shard of its mean over all ranks, whose ``tensors`` have equal shapes and dtype."""
-    # TODO 3, again: reduce, so that each rank gets its shards of the mean, and no others. `my_part` and `filled` make a
-    # rank's shard.
+    # TODO 3, again: reduce, so that each rank gets its own shards of the mean and no others. `my_part` and `filled` make
+    # a rank's shard.
     ### BEGIN SOLUTION
     sizes = [shard_size(tensor.numel(), world) for tensor in tensors]
     rows = [

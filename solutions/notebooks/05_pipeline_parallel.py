@@ -1287,7 +1287,7 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 # | `PipelineStage(module, index, number, device)` | `Stage`, and the stage's number |
 # | `--schedule gpipe`, `1f1b`, `interleaved`, `zero-bubble` | `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble`. torch's first two, `ScheduleGPipe` and `Schedule1F1B`, are loops written by hand; `ScheduleInterleaved1F1B` and `ScheduleInterleavedZeroBubble` are lists of actions for each rank, as here. The last is not H1 but an interleaved schedule that also postpones W |
 # | `--microbatches M` | m |
-# | `schedule.step(x, target=y, losses=…)` on all ranks: the first stage uses x, the last one y | `execute` |
+# | `schedule.step(*inputs, target=y, losses=…)` on all ranks: the first stage takes x, the last one y | `execute` |
 # | `loss_fn` is a sum of losses, and all gradients are divided once | `loss_of_batch` |
 # | `schedule.eval(…)` | `evaluate` |
 # | the loss is summed over all ranks | `on_all_ranks` |

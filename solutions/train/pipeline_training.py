@@ -28,10 +28,9 @@ have the same layers and divide the batch. Shapes: B sequences in a batch, b in 
                                        a stage for torch's schedules; its messages go to the ranks of the group
     module.to_empty(device=device)     allocates uninitialized memory for a module on the device "meta", which has none
     schedule.step(*inputs, target=y, losses=a_list, return_outputs=False)
-                                       cuts inputs and y into micro-batches and does all passes; all ranks make this
-                                       call. The first stage takes inputs, (x,) on its rank and () on the others (torch
-                                       2.13 ignores what they pass, 2.11 refuses it); the last stage takes y, and leaves
-                                       its losses in the list
+                                       cuts x and y into micro-batches and does all passes; all ranks make this call.
+                                       inputs is (x,) on the rank of the first stage and () on the others, where torch
+                                       2.11 refuses an x. The last stage takes y, and leaves its losses in the list
     schedule.eval(…)                   the same with forward passes only
     stage.is_first                     whether a stage is the first; a rank's stages are in order
     dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0)
@@ -109,7 +108,7 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
     """The ranks in a grid with the axes "pp" and "data"."""
     # TODO 9: Lay out the ranks, and distribute the samples to match.
     # init_device_mesh fills the grid row by row, so the ranks along its last axis are neighbours: on one node, where
-    # links are fast. In a step, a stage sends the next one the stream of one micro-batch at a time, while it works
+    # links are fast. In a step, a stage sends the next stage the stream of one micro-batch at a time, while it works
     # on another; the ranks with the same layers sum all gradients of a stage, and wait for the result. Which axis
     # gets the neighbours? With args.pp stages along "pp", all that you have written becomes a pipeline.
     ### BEGIN SOLUTION

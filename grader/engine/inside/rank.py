@@ -325,9 +325,12 @@ def suggestion(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> dict:
-    """What the judge needs to know about an exception: type, text, frames."""
+    """What the judge needs to know about an exception: type, text, frames, and how the function that raised it was
+    called, if `returned` knows.
+    """
     frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])
     text = "; ".join([str(error) + suggestion(error), *getattr(error, "__notes__", ())])
-    return {"type": type(error).__name__, "text": text[:2000], "frames": frames}
+    called_as = str(getattr(error, "called_as", ""))[:1000]
+    return {"type": type(error).__name__, "text": text[:2000], "called_as": called_as, "frames": frames}

@@ -73,7 +73,7 @@ def heard(function: types.FunctionType, say: Callable[..., None]) -> types.Funct
                 raise
             except Exception as error:
                 if told := with_numbers(given.values):
-                    error.add_note(f"in {function.__name__}({told})")
+                    error.called_as = f"{function.__name__}({told})"
                 raise
             finally:
                 running.function = None

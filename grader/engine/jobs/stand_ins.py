@@ -78,9 +78,11 @@ def submit(text: str, kind: str, name: str) -> dict:
     `kind` is sbatch or pbs. Returns, for "1" and "2" nodes and "again", {"code", "said", "starts": [Start as dict],
     "left": whether it left processes running}.
     """
-    folders = {1: "", 2: "sbatch"}
-    jobs = {str(nodes): begin(text, kind, name, nodes, submitted_from=folders[nodes]) for nodes in JOBS}  # side by side
-    jobs["again"] = begin(text, kind, name, 2, number=AGAIN, submitted_from="sbatch")
+    jobs = {  # side by side
+        "1": begin(text, kind, name, 1),
+        "2": begin(text, kind, name, 2, submitted_from="sbatch"),
+        "again": begin(text, kind, name, 2, number=AGAIN, submitted_from="sbatch"),
+    }
     return {which: evidence(*job) for which, job in jobs.items()}
 
 

@@ -15,8 +15,6 @@ from grader.engine.ranks.traces import Traces
 
 SHORT = 160  # characters
 
-CALLED = re.compile(r"; in \w+\([^\n]*\)$")  # how the function was called: a note of inside/returned.py
-
 
 def parted(text: str) -> tuple[str, str]:
     """Split a crash's text, without tracebacks: all of it if it is short, else its first line or sentence; and the
@@ -88,16 +86,16 @@ class Endings:
         if word.get("e") == "crash":
             frames = [f for f in word["frames"] if f[0] in self.traces.units]
             where = frames[-1] if frames else None
-            called = match[0] if (match := CALLED.search(word["text"])) else ""
-            begin, rest = parted(word["text"].removesuffix(called))
+            begin, rest = parted(word["text"])
             alone = len(last) == 1
             text = f"{'your code' if alone else f'rank {rank}'} stopped with {word['type']}: {begin}"
             if word["type"] == "NotImplementedError" and word["text"].startswith("TODO "):
                 text = f"a part of {word['text']} is still to be written"
             strange = self.strange.get(rank)
-            if strange and (not where or (strange["returned"] == NOTHING and "None" in f"{begin} {rest}")):
+            if strange and (not where or (strange["returned"] == NOTHING and "None" in word["text"])):
                 return broken_promise(rank, strange, where)
-            text = text.rstrip(".") + called if called else text
+            if word.get("called_as"):
+                text = f"{text.rstrip('.')}, in {word['called_as']}"
             if where:
                 text = f"{text.rstrip('.')}, at {place(where)}"
             elif line := self.line_of_ours(word["frames"]):

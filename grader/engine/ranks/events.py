@@ -124,7 +124,9 @@ def line_of_code(value: Any) -> bool:
 
 
 FIELDS: dict[str, Callable[[Any, int], bool]] = (
-    dict.fromkeys(("e", "op", "name", "type", "text", "cell", "returned", "promised", "argument", "change"), text)
+    dict.fromkeys(
+        ("e", "op", "name", "type", "text", "cell", "returned", "promised", "argument", "change", "called_as"), text
+    )
     | dict.fromkeys(("dtype", "detail", "elsewhere"), text_or_none)
     | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)
     | dict.fromkeys(("peer", "source"), rank_or_none)
