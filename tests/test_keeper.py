@@ -1,6 +1,7 @@
 """The server that one command leaves to the next: found again, ended when asked, and no obstacle where it cannot be."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ import pytest
 from course_copy import Course
 from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
+from grader.engine.ranks.connection import Connection, ServerGone
+from grader.engine.walls import sandbox
 from student_notebook import LESSON, Kernel, blank, cell, filled, save
 
 TODO = "ddp_training/4"
@@ -95,6 +98,18 @@ def test_one_server_for_all_commands_and_for_a_notebook(student):
         assert student.run("stop").stdout == "stopped\n"
     assert student.servers() == {}
     assert student.run("stop").stdout == "none is running\n"
+
+
+def test_a_server_that_ends_with_a_message_unread_is_gone():
+    """The kernel then reports a reset connection, not an end: `Runner.run` starts another server all the same."""
+    connection = Connection(None, sandbox.NONE, lessons.COURSE, (), "", kept=False)
+    connection.ready, connection.heard, connection.rest = True, [], b""
+    connection.socket, theirs = socket.socketpair()
+    with connection.socket:
+        connection.ask(sweep=True)
+        theirs.close()
+        with pytest.raises(ServerGone):
+            connection.answer()
 
 
 def test_a_change_of_the_course_is_a_new_server(student):

@@ -178,6 +178,8 @@ class Connection:
                 if late < BUSY and not self.stopped():
                     continue
                 data = b""
+            except ConnectionResetError:  # it ended, and had not read all that it was sent
+                data = b""
             if not data:
                 raise ServerGone("the fork-server ended; its message is above")
             *lines, self.rest = (self.rest + data).split(b"\n")
