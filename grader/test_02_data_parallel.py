@@ -34,27 +34,28 @@ from grader.kit import (
     Fault,
     Reporter,
     Wrong,
+    as_evidence,
     check_answers,
+    check_shape,
+    check_tensor,
     collectives,
     count_of,
     expect,
     freeze,
     hinted,
     is_stale,
-    as_evidence,
-    check_shape,
-    check_tensor,
+    mark,
+    merciless_messages,
     moved_by,
     near,
     numbers_in,
     ones_in_turn,
     operations,
+    place,
     ring_bytes,
+    scale_of,
     sent_by,
     strided,
-    mark,
-    merciless_messages,
-    place,
     todo,
 )
 from utils.memory import Storages
@@ -67,7 +68,7 @@ CAP = 150  # bytes: four buckets of the model's nine trainable parameters
 # Sums of float32 numbers in a different order: over 1500 draws at most 3e-5 of a gradient's norm was seen, where the
 # ranks' gradients nearly cancel, and that is 4e-8 of the norm of all gradients; where they do not, 1e-5. A wrong one
 # differs by 1e-2 of its norm and more.
-REL, REL_OF_ALL = 1e-4, 1e-6
+REL = 1e-4
 REL_IN_FLOAT64 = 1e-10  # a gradient that was in float32 on the way differs by 1e-8
 
 
@@ -220,6 +221,7 @@ ZEROS = ", where the gradients of rank 1 are zeros"  # after which pass
 
 
 def check_gradients(what, seen, right, rank, world=WORLD):
+    scale = scale_of(right.values())
     for name, wanted in right.items():
         grad = seen.get(name)
         told = f"{what}: on rank {rank}, {name} has no gradient afterwards"
@@ -237,7 +239,7 @@ def check_gradients(what, seen, right, rank, world=WORLD):
         }
         told, than = f"{what}: on rank {rank}, the gradient of {name}", "one process's gradient of all samples"
         rel = REL if wanted.dtype == torch.float32 else REL_IN_FLOAT64
-        check_tensor(told, grad, wanted, rel, rank, scale=scale_of(right), wrongs=wrongs, than=than)
+        check_tensor(told, grad, wanted, rel, rank, scale=scale, wrongs=wrongs, than=than)
 
 
 def check_step(what, seen, right, rank, world=WORLD):
@@ -246,11 +248,6 @@ def check_step(what, seen, right, rank, world=WORLD):
     told = f"{what}: on rank {rank}, a frozen parameter has another gradient than before"
     hint = "A frozen parameter learns nothing, on any rank. How can a loop tell it from the others?"
     expect(seen["kept"], told, "as it was", "other numbers", rank, hint)
-
-
-def scale_of(right):
-    """Apart from REL, by how much a gradient may differ where it is smaller: see REL_OF_ALL."""
-    return REL_OF_ALL / REL * math.sqrt(sum(float(wanted.norm()) ** 2 for wanted in right.values()))
 
 
 def check_waited(what, events):
@@ -582,7 +579,7 @@ def naive_gradients(student, world):
         alike = [
             name
             for name in right
-            if all(name in mine and near(mine[name], right[name], REL, scale_of(right)) for mine in own)
+            if all(name in mine and near(mine[name], right[name], REL, scale_of(right.values())) for mine in own)
         ]
         student.premise(not alike, f"a rank that keeps its own gradient of {alike[:1]}")
         found.append(right)
@@ -1155,7 +1152,7 @@ def upto(events, what):
 
 def check_scaled(what, seen, right, rank, count):
     """A common error with its own message: sums over `count` micro-batches."""
-    scale = count * scale_of(right)
+    scale = count * scale_of(right.values())
     if count > 1 and all(
         name in seen and near(seen[name], count * wanted, REL, scale) for name, wanted in right.items()
     ):

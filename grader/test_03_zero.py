@@ -33,12 +33,10 @@ from grader.kit import (
     STALE,
     Private,
     as_evidence,
-    check_shape,
-    check_tensor,
-    name_of,
-    near,
     cases,
     check_answers,
+    check_shape,
+    check_tensor,
     collectives,
     count_of,
     expect,
@@ -46,6 +44,9 @@ from grader.kit import (
     kind_of,
     lengths,
     mark,
+    name_of,
+    near,
+    scale_of,
     todo,
     zeros_in_turn,
 )
@@ -1544,10 +1545,11 @@ def check_unit(run, right, world, dtype):
             rank,
             "Autograd keeps the memory of what it has seen. Did it see that a parameter was filled, or a new tensor?",
         )
+        scale = scale_of(right["gradients"].values())
         for name, gradient in right["gradients"].items():
             told = f"forward pass, reshard, unshard, backward pass: the gradient of {name} on rank {rank}"
             hint = "Autograd goes back through the same tensors. Are they filled with the same numbers, in its memory?"
-            check_tensor(told, seen["gradients"].get(name), gradient, REL, rank, hint=hint)
+            check_tensor(told, seen["gradients"].get(name), gradient, REL, rank, scale=scale, hint=hint)
         expect(
             seen["at last"]["weights"] == 0,
             f"after the last reshard, rank {rank} still has whole weights",

@@ -32,24 +32,25 @@ from torch import nn
 
 from grader.kit import (
     Private,
+    as_evidence,
     check_answers,
+    check_delivery,
     check_refusals,
+    check_tensor,
     count_of,
     expect,
     hinted,
     kind_of,
-    as_evidence,
-    check_tensor,
     lengths,
-    near,
     mark,
     merciless_messages,
+    near,
     numbers,
     pipelines,
     raised,
     rehearse,
+    scale_of,
     shares,
-    check_delivery,
     todo,
 )
 from utils.data import IGNORE
@@ -525,6 +526,7 @@ def plain_losses(value):
 
 
 def check_gradients(told, right, seen, rank, stage, rel):
+    scale = scale_of(right.values())
     for name, gradient in right.items():
         got = seen.get(name)
         what = f"{told}: the gradient of {name} of stage {stage}, on rank {rank},"
@@ -533,7 +535,7 @@ def check_gradients(told, right, seen, rank, stage, rel):
             continue
         there = isinstance(got, torch.Tensor)
         expect(there, f"{what} is missing: no backward pass reached it", "a gradient", "None", rank)
-        check_tensor(what, got, gradient, rel, rank, than="one process's")
+        check_tensor(what, got, gradient, rel, rank, scale=scale, than="one process's")
 
 
 def check_messages(told, events, sizes, collectives_allowed=False, more=0):

@@ -33,23 +33,24 @@ from grader.kit import (
     Fault,
     Reporter,
     Wrong,
+    as_evidence,
     cases,
     check_answers,
+    check_delivery,
     check_refusals,
+    check_tensor,
     collectives,
-    crossed,
     count_of,
+    crossed,
     expect,
     hinted,
     kind_of,
-    as_evidence,
-    check_tensor,
-    near,
     mark,
     merciless_messages,
+    near,
     place,
     raised,
-    check_delivery,
+    scale_of,
     todo,
     unsorted,
     watch_products,
@@ -1603,13 +1604,14 @@ def check_training(told, mine, right, rank):
         )
         if step == 1:
             check_loss(told, step, loss, good, rank)
+    scale = scale_of(right["gradients"].values())
     for name, good in right["gradients"].items():
         got = mine["gradients"][name]
         gradient = f"{told}, after the first backward_pass the gradient of {name} on rank {rank}"
         hint = (
             "Each rank has its part of the gradient. What makes the whole of the parts, and are all parameters in it?"
         )
-        check_tensor(gradient, got, good, REL, rank, than="one process's", hint=hint)
+        check_tensor(gradient, got, good, REL, rank, scale=scale, than="one process's", hint=hint)
     for step, (loss, good) in enumerate(zip(mine["losses"], right["losses"], strict=True), start=1):
         check_loss(told, step, loss, good, rank)
     nothing = f"backward_pass {told} without a target on any rank leaves no gradient on rank {rank}"

@@ -31,8 +31,10 @@ from grader.kit import (
     TINY,
     Peak,
     Wrong,
+    cases,
     check_checkpoint,
     check_norm,
+    check_parts_travel,
     check_tensor,
     corpus,
     elements,
@@ -51,17 +53,16 @@ from grader.kit import (
     parameters,
     record_files,
     reported,
+    ring_bytes,
     same_losses,
     same_report,
     save_twice,
+    scale_of,
     tiny_batch,
     tiny_model,
     todo,
     together,
     training,
-    cases,
-    ring_bytes,
-    check_parts_travel,
 )
 from utils.data import ShardSampler, Windows
 from utils.model import TransformerLM
@@ -476,14 +477,15 @@ OF_ONE = "what one process computes on the whole batch"
 
 
 def check_gradients(told, seen, right, world):
+    scale = scale_of(right.values())
     for name, grad in right.items():
         hint = "Each shard has its gradient after the backward pass. What keeps it from being added up over the ranks?"
         expect(name in seen, f"{told}, {name} has no gradient", "a gradient", "none", hint=hint)
         hint = "A gradient is a mean over all ranks. Which ranks' gradients are in it, and which are missing?"
-        if near(seen[name], grad * world, REL):
+        if near(seen[name], grad * world, REL, world * scale):
             hint = "All ranks' gradients are in the sum: by what must it be divided?"
         # float32 sums in a different order: 4e-7 of a gradient's norm measured, 1e-3 and more if wrong.
-        check_tensor(f"{told}, the gradient of {name}", seen[name], grad, REL, than=OF_ONE, hint=hint)
+        check_tensor(f"{told}, the gradient of {name}", seen[name], grad, REL, scale=scale, than=OF_ONE, hint=hint)
 
 
 def check_traffic(told, strategy, seen, blocks, rest, copies, shards, rank):
@@ -1020,9 +1022,11 @@ def test_todo7_precision(student):
                 "Shards are what the optimizer steps, and a policy leaves them alone. Which line changes them?",
             )
     exact, rough = (together([seen[dtype] for seen in ranks], "grads") for dtype in ("float32", "bfloat16"))
+    scale = scale_of(right.values())
     for name, grad in right.items():
         hint = "With --dtype float32 nothing is rounded on the way. What does the policy ask for then?"
-        check_tensor(f"with --dtype float32 the gradient of {name}", exact[name], grad, REL, than=OF_ONE, hint=hint)
+        told = f"with --dtype float32 the gradient of {name}"
+        check_tensor(told, exact[name], grad, REL, scale=scale, than=OF_ONE, hint=hint)
         # bfloat16 has 8 bits: some percent after a few layers; 1.8 % was measured.
         expect(
             (rough[name] - grad).norm() < 0.1 * grad.norm(),

@@ -35,6 +35,7 @@ from grader.kit import (
     one_writer,
     same_run,
     save_twice,
+    scale_of,
     tiny_batch,
     tiny_model,
     todo,
@@ -202,11 +203,12 @@ def check_step(seen, right):
         right["loss"],
         seen["loss"],
     )
+    scale = scale_of(right["grads"].values())
     for name, grad in right["grads"].items():
         told = f"backward from the loss that training_step returns, which Lightning calls, gives {name}"
         none = f"{told} no gradient: the graph ends before the model"
         expect(name in seen["grads"], none, "a gradient", "none", hint=GRAPH)
-        check_tensor(f"{told} a gradient that", seen["grads"][name], grad, REL, hint=GRAPH)
+        check_tensor(f"{told} a gradient that", seen["grads"][name], grad, REL, scale=scale, hint=GRAPH)
 
 
 IN_TURN = (

@@ -56,6 +56,7 @@ from grader.kit import (
     same_report,
     saved_file,
     saved_files,
+    scale_of,
     shares,
     tiny_model,
     todo,
@@ -721,9 +722,11 @@ def check_loss_of(student):
                 else "not the sum of its losses"
             )
             raise Wrong(f"{told} returns {what}", wanted["loss"], loss)
+        scale = scale_of(wanted["grads"])
         for name, grad, wanted_grad in zip(("h", "the head's weight"), seen["grads"], wanted["grads"], strict=True):
             expect(grad.numel() > 0, f"{told} gives {name} no gradient", "a gradient", "none")
-            check_tensor(f"{told}: the gradient of {name}", grad, wanted_grad, rel_grad, than="one process's")
+            what = f"{told}: the gradient of {name}"
+            check_tensor(what, grad, wanted_grad, rel_grad, scale=scale, than="one process's")
     exact, rough = left[0]["loss"], left[len(right)]["loss"]
     expect(
         exact != rough,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -157,9 +158,9 @@ def test_what_linux_tells():
     assert tasks_of(child.pid) == {} and not wakes_by_itself(child.pid)
 
 
-def test_a_machine_that_lets_nobody_run_is_to_blame(monkeypatch):
-    seen = Pulse(2, started=0.0)
-    seen.looked = 0.0
+def test_a_machine_that_lets_nobody_run_is_to_blame():
+    seen = Pulse(2, started=time.monotonic() - 2 * pulse.STARVED)
+    seen.looked = seen.signs[0].at
     with pytest.raises(Unjudged, match="too busy"):
         seen.look({0: None, 1: None}, lambda n: True, lambda n: False, lambda n: [])
 

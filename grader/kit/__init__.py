@@ -89,7 +89,17 @@ from grader.kit.split_model import (
     must_have_gradients,
     parameters,
 )
-from grader.kit.tensors import CROSSED, check_given, check_shape, check_tensor, close, difference, name_of, near
+from grader.kit.tensors import (
+    CROSSED,
+    check_given,
+    check_shape,
+    check_tensor,
+    close,
+    difference,
+    name_of,
+    near,
+    scale_of,
+)
 from grader.kit.tiny_model import TINY, save_twice, tiny_batch, tiny_model
 from grader.kit.traffic import (
     check_calls,

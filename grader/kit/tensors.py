@@ -5,7 +5,7 @@ all three.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,15 @@ def check_tensor(
         done = known(seen, mistakes, lambda seen, mistake: close(seen, mistake[0], max(rel, 1e-6), scale))
         told = f"is {done}" if done else difference(seen, right, rel, scale, than)
         raise Wrong(f"{what} {told}", right, seen, rank, mistakes[done][1] if done else hint)
+
+
+def scale_of(gradients: Iterable[torch.Tensor | None]) -> float:
+    """With what `check_tensor` compares a model's smaller gradients: a hundredth of the norm of all of them together.
+
+    Some vanish, such as a query's where each word attends to itself alone. Of those, rounding leaves something that
+    differs from one processor to the next, and is in proportion to what was added up, not to itself.
+    """
+    return 1e-2 * math.hypot(*(gradient.double().norm().item() for gradient in gradients if gradient is not None))
 
 
 def near(
