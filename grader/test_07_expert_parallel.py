@@ -521,7 +521,7 @@ def sorted_on_rank(code, rank, world, trials):
 def check_sort(student):
     trials = []
     for number, (n, k, experts, dropped) in enumerate(
-        ((6, 2, 4, 0.0), (40, 1, 3, 0.2), (25, 3, 5, 0.3), (0, 2, 4, 0.0), (4, 1, 6, 1.0))
+        ((6, 2, 4, 0.0), (40, 1, 3, 0.2), (25, 3, 5, 0.3), (0, 2, 4, 0.0), (4, 1, 6, 1.0), (6000, 2, 3, 0.1))
     ):
         draw = student.draw("sort", number)
         trials.append([choices(draw, n, experts, k, dropped=dropped, avoid=1), [n, k], experts])
@@ -536,7 +536,10 @@ def check_sort(student):
         expect(isinstance(found, list), f"{what} does not return two tensors", "slots, counts", found)
         check_shape(f"{what}: the first result, slots,", found[0], (len(slots),), torch.int64)
         check_tensor(f"{what}: the second result, counts,", found[1], torch.tensor(counts))
-        expect(found[0].tolist() == slots, f"{what}: the slots are in the wrong order", slots, found[0].tolist())
+        got = found[0].tolist()
+        at = next((place for place, (a, b) in enumerate(zip(got, slots, strict=True)) if a != b), 0)
+        told = f"{what}: the slots are in the wrong order, first at {at}"
+        expect(got == slots, told, slots[at : at + 20], got[at : at + 20])
 
 
 # (ranks, experts per rank, ranks in a group): a group of fewer than all ranks has every second, or every third, one.

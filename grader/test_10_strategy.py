@@ -606,6 +606,10 @@ def test_todo4_best(student):
     fits = any(plan.recompute == "none" and not cannot(wide, plan, FORTY) for plan in all_plans(wide, 64, 64))
     student.premise(fits and fastest_of(wide, 64, 64, FORTY)[0].recompute == "full", "plans that need no recomputing")
     questions.append((wide, 64, 64, FORTY))
+    twenty = replace(FORTY, name="GPUs of 20 GB, four a node", memory=20e9)
+    best = [fastest_of(wide, 64, 64, machine)[0] for machine in (FORTY, twenty)]
+    student.premise(best[0] != best[1], "the plan for another machine")
+    questions.append((wide, 64, 64, twenty))
     questions.append((Model(8192, 80, 64, 32000, 2048), 4, 64, FORTY))  # fits nowhere
     for _ in range(2):
         model = Model(256 * draw.randint(3, 12), 4 * draw.randint(3, 8), 8, 1000 * draw.randint(8, 60), 2048)

@@ -79,6 +79,7 @@ BATCH = 12  # divisible by 1, 2, 3 and 4
 
 
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
+UNEQUAL = ((0, 1), (0, 2), (1, 2))  # local rank and ranks on the node, of a node with one rank and of one with two
 # In the second every rank is number 0 on its node: an answer that confuses rank and local rank is wrong only here.
 SPREAD = ((1, 3), (3, 3))
 LOADING = ((1, 2), (3, 3))  # batches of unequal size on a rank
@@ -91,7 +92,10 @@ def set_up(student, world, **how):
     return student.call(setup_on_rank, world=world, group=False, mine=Private(numbers), **how), sum(numbers)
 
 
-def setup_on_rank(code, rank, world, mine):
+def setup_on_rank(code, rank, world, mine, places=None):
+    """`places`: each rank's local rank and the ranks on its node, where not all nodes have equally many."""
+    if places:
+        os.environ.update(zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), map(str, places[rank])))
     # A torch that can use NCCL, also where there is no GPU: that is usual on login nodes.
     with mock.patch.object(dist, "is_nccl_available", lambda: True):
         found_rank, local_rank, world_size, device = code.setup()
@@ -224,6 +228,11 @@ def test_todo2_identifiers(student):
                     rank,
                 )
                 expect(seen[name] == right, f"on {layout}, {name} of rank {rank} is wrong", right, seen[name], rank)
+    for rank, seen in enumerate(set_up(student, len(UNEQUAL), places=UNEQUAL)[0].evidence):
+        right, got = UNEQUAL[rank][0], seen["local_rank"]
+        told = f"on a node with 1 rank and one with 2, local_rank of rank {rank} is wrong"
+        hint = "How many ranks other nodes have does not matter here. Who counts the processes of this node?"
+        expect(got == right, told, right, got, rank, hint)
 
 
 @todo(

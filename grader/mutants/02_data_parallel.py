@@ -114,6 +114,12 @@ def joined(*pairs: tuple[str, str]) -> list[str]:
 WRONG = [
     Answer(
         5,
+        "an empty parameter joins one above the cap",
+        swap=("room -= sizes[index]", "room = max(0, room - sizes[index])"),
+        says="puts 100 bytes into a bucket for 10",
+    ),
+    Answer(
+        5,
         "a parameter without numbers is left out",
         swap=("    if not buckets", "    if not sizes[index]:\n        continue\n    if not buckets"),
         says="does not have each parameter in one bucket",

@@ -99,6 +99,15 @@ return E * (f_E * P_E).sum()
 
 WRONG = [
     Answer(
+        3,
+        "a key with room for 1,000 slots",
+        swap=(
+            "experts_S.argsort(stable=True)[(~chosen).sum() :]",
+            "(experts_S * 1000 + torch.arange(len(experts_S))).argsort()[(~chosen).sum() :]",
+        ),
+        says="the slots are in the wrong order",
+    ),
+    Answer(
         7,
         "experts in the order of a set",
         swap=("for parameter in experts:", "for parameter in set(experts):"),

@@ -13,6 +13,20 @@ def fifth(**bodies: str) -> list[str | None]:
 
 WRONG = [
     Answer(
+        4,
+        "remembered without the machine",
+        swap=(
+            "return min(good, key=lambda plan: sum(step_seconds(model, plan, machine).values()), default=None)",
+            "known = best_plan.__dict__.setdefault('known', {})\n"
+            "if (model, gpus, batch) not in known:\n"
+            "    known[model, gpus, batch] = min(\n"
+            "        good, key=lambda plan: sum(step_seconds(model, plan, machine).values()), default=None\n"
+            "    )\n"
+            "return known[model, gpus, batch]",
+        ),
+        says="GPUs of 20 GB",
+    ),
+    Answer(
         3,
         "shards arrive in the bubble",
         swap=('max(0.0, took["shard"] - passing)', 'max(0.0, took["shard"] - passing - found["bubble"])'),

@@ -4,6 +4,12 @@ from grader.kit import Answer
 
 WRONG = [
     Answer(
+        2,
+        "the local rank by a modulo",
+        swap=('int(os.environ["LOCAL_RANK"])', 'rank % int(os.environ.get("LOCAL_WORLD_SIZE", world_size))'),
+        says="on a node with 1 rank and one with 2",
+    ),
+    Answer(
         1,
         "NCCL from two GPUs on",
         swap=("torch.cuda.is_available()", "torch.cuda.device_count() > 1"),

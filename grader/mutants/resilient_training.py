@@ -33,6 +33,12 @@ def in_thread(state: str, group: str = "None") -> str:
 
 
 WRONG = [
+    Answer(
+        7,
+        "looks at its own list once more",
+        swap=("return bool(stop)", "return bool(stop) or len(came) > 0"),
+        says="some of them stop and the others continue",
+    ),
     # 1: traps 57, and what comes of half a protocol
     Answer(
         1,
