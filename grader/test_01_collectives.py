@@ -113,7 +113,7 @@ def drawn_inputs(student, world):
     ),
 )
 def test_todo1_three_collectives(student):
-    cases_of_worlds = {world: drawn_inputs(student, world) for world in (2, 3, 5)}
+    cases_of_worlds = {world: drawn_inputs(student, world) for world in student.several((2, 3, 5))}
     for world, (inputs, dtype) in cases_of_worlds.items():
         seen = student.call(predict_on_rank, world=world, mine=Private(inputs), dtype=dtype).evidence
         sums, rows = [sum(column) for column in zip(*inputs)], [x for vector in inputs for x in vector]
@@ -298,7 +298,7 @@ def check_collective(student, name, predicted, right, budget, rubbish=None, worl
 
     `rubbish` replaces the parts of a vector that must not be used.
     """
-    cases_of_worlds = {world: drawn_vectors(student, world) for world in worlds}
+    cases_of_worlds = {world: drawn_vectors(student, world) for world in student.several(worlds, but=(1,))}
     check_prediction(student, *predicted)
     for world, drawn in cases_of_worlds.items():
         given = [

@@ -880,7 +880,7 @@ def stage_trials(student, stage):
 
 
 def check_stage(student, stage, trials):
-    for world, seeds, how, right in trials:
+    for world, seeds, how, right in student.several(trials):
         kind, odd, layers, _, passes = how.values()
         told = (
             f"stage {stage}, {kind} on {count_of(world, 'rank')}"

@@ -640,6 +640,7 @@ def test_todo3_cannon(student):
             answers["inner_index", (row, column, step, side)] = (row + column + step) % side
     check_answers(student, answers, wrong="is not what will happen")
     check_squares(student)
+    plans = student.several(plans, 2)
     todo = Private([[cannon_case(plan, rank) for plan in plans] for rank in range(9)])
     with hinted(NO_RECEIVER, "hang"), hinted(OTHER_BLOCK, "mismatch"):
         run = student.call(cannon_on_rank, world=9, todo=todo)
@@ -797,6 +798,7 @@ def test_todo4_summa(student):
         k = draw.choice([25, 26, 27, 29, 30])
         dtype = "float64" if number % 2 else "float32"
         plans.append((shape, dtype, [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]))
+    plans = student.several(plans, 2)
     todo = Private([[summa_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(summa_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
@@ -1012,6 +1014,7 @@ def test_todo5_three_axes(student):
                 m, k, n = (8, 4, 12)
                 dtype = "float32"
             plans.append((shape, axes, dtype, [matrix(draw, *size, dtype) for size in ((m, k), (k, n), (m, n))]))
+    plans[2:] = student.several(plans[2:], 2)
     todo = Private([[three_axes_case(plan, rank) for plan in plans] for rank in range(8)])
     run = student.call(three_axes_on_rank, world=8, todo=todo)
     calls = iter(cases(run.events))
@@ -1350,6 +1353,7 @@ def test_todo6_mlp(student):
         matrices = [normal(draw, m, dims[0], 1.0), normal(draw, m, dims[-1], 1.0)]
         weights = [normal(draw, k, n, k**-0.5) for k, n in itertools.pairwise(dims)]
         plans.append((shape, draw.choice(["float32", "float64"]), matrices, weights))
+    plans = student.several(plans, 2)
     whole = [[given(x), given(target), [given(w) for w in weights]] for _, _, (x, target), weights in plans]
     serial = student.reference(serial_mlps, given_to=whole)
     for right in serial:

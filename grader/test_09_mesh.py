@@ -742,7 +742,7 @@ def test_todo4_gradients(student):
     worlds[6] = [({"pp": 1, "tp": 1} | sizes, "tp" in sizes) for sizes in unequal]
     todos = {world: [] for world in worlds}
     for world, shapes in worlds.items():
-        for sizes, sequence_parallel in shapes:
+        for sizes, sequence_parallel in student.several(shapes):
             layers = sizes["pp"] * draw.choice([1, 2])
             dim, hidden = draw.randint(3, 7), sizes["tp"] * draw.randint(2, 5)
             players = sizes.get("dp", 1) * sizes.get("shard", 1)

@@ -1200,7 +1200,7 @@ def save_on_rank(code, rank, world):
 )
 def test_todo9_save(student):
     moment = bytes_of_a_moment(student, shards=3)
-    for nodes in (1, 3):
+    for nodes in student.several((1, 3)):
         with on_nodes(nodes, 6):
             check_save(student, nodes, moment)
 

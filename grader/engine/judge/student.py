@@ -6,9 +6,9 @@ import random
 import re
 import textwrap
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from grader.engine.jobs import batch, stand_ins
@@ -21,6 +21,7 @@ from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.run import Run
 
 
+Case = TypeVar("Case")
 AGAIN = "Is there a tensor that is made once, for all calls? Each result needs one of its own."
 IN_PLACE = (
     "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Who else uses that tensor?"
@@ -74,6 +75,19 @@ class Student:
         """A generator of a check's numbers: the same for one purpose; for marks, known only to the instructor."""
         again = f"/again {self.again}" if self.again else ""
         return random.Random(f"{self.seed}/{self.lesson}/{purpose}{again}{self.turn}")
+
+    def several(self, cases: Iterable[Case], count: int = 1, but: Collection[Case] = ()) -> list[Case]:
+        """All of these cases; in the second pass `count` of them, drawn, in their order, and none of those in `but`.
+
+        What a function keeps from its first call shows in any case, and a second pass over all of them would take as
+        long as the first.
+        """
+        all_of_them = list(cases)
+        if not self.turn:
+            return all_of_them
+        places = [place for place, case in enumerate(all_of_them) if case not in but]
+        drawn = self.draw("several", len(all_of_them)).sample(places, min(count, len(places)))
+        return [all_of_them[place] for place in sorted(drawn)]
 
     def seeds(self, world: int) -> Private:
         """A seed for each rank, from which it draws what other ranks can learn only through messages."""
