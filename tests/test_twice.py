@@ -12,6 +12,7 @@ from tests import on_ranks
 from grader.engine.inside.given import Given
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
 from grader.engine.judge.judge import check_module
+from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect, todo
 from grader.engine.lesson import lessons, regions
 from grader.engine.lesson.lessons import Unit
@@ -123,6 +124,18 @@ def test_what_is_wrong_in_any_process_is_no_matter_of_calls(verdict):
 def test_the_code_makes_its_group_in_each_call(verdict):
     made = "dist.init_process_group('gloo')\n" + ADDS + "return x"
     assert verdict(made, group=None).passed
+
+
+def test_the_second_pass_takes_one_of_several_cases_and_each_with_some_seed(runner):
+    taken = set()
+    for seed in map(str, range(40)):
+        first = Student(runner, "ddp_training", [], [], seed)
+        assert first.several("abcd", but="a") == list("abcd")
+        second = first.second()
+        assert second.several("abcd", but="a") == second.several("abcd", but="a")
+        assert second.several("abcd", 3) == sorted(second.several("abcd", 3))
+        taken.update(second.several("abcd", but="a"))
+    assert taken == set("bcd")
 
 
 def test_a_check_may_ask_for_one_call(verdict):
