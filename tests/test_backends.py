@@ -162,6 +162,7 @@ def test_which_runs_are_on_gpus():
     assert asked == [True, False, False, True, True, False, False, True, False, False]
 
 
+@pytest.mark.long
 def test_a_class_keeps_its_backend(tmp_path):
     room = grade.open_class(tmp_path, ["01_collectives"], None, sandbox.NONE, 1, "nccl")
     assert room.backend == records.load(tmp_path).backend == "nccl"

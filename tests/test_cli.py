@@ -226,6 +226,7 @@ def test_submit_packs_the_students_files_only(course):
         assert "train/ddp_training.py" not in tar.getnames()
 
 
+@pytest.mark.long
 def test_a_release_has_the_same_commands_without_solutions(course, tmp_path):
     assert course.run("release", str(tmp_path / "students")).returncode == 0
     released = Course.__new__(Course)

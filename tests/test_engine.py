@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -434,6 +436,27 @@ def test_a_sandbox_that_ranks_filled_is_replaced(monkeypatch):
         full += [OSError(errno.ENOSPC, "no space")] * 2
         with pytest.raises(OSError):
             launch(inside, "return rank")
+
+
+def test_what_python_needs_of_tmp_is_there_behind_the_walls(monkeypatch):
+    """Each rank has a /tmp of its own; a course, or its packages, may lie in the machine's."""
+    if lacking := sandbox.lacking(sandbox.BUBBLEWRAP):
+        pytest.skip(lacking)
+    body = """
+        import lies_in_tmp
+        try:
+            open(lies_in_tmp.__file__, "w")
+        except OSError as error:
+            return lies_in_tmp.WORD, len(os.listdir("/tmp")), error.errno
+        """
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        (Path(folder) / "lies_in_tmp.py").write_text("WORD = 'here'")
+        monkeypatch.setenv("PYTHONPATH", folder)
+        monkeypatch.syspath_prepend(folder)
+        with Runner() as outside, Runner(outside, sandbox.BUBBLEWRAP, lessons.COURSE, ["tests.on_ranks"]) as inside:
+            run = launch(inside, body)
+    assert not run.fault, run.fault
+    assert run.evidence == [["here", 1, errno.EROFS]] * 2, run.evidence
 
 
 def test_nothing_is_left_running(runner):

@@ -56,6 +56,7 @@ def test_every_todo_has_its_words():
     assert [line for lesson in checked_lessons() for line in audit.said(lesson)] == []
 
 
+@pytest.mark.long  # the same checks as in test_solutions
 def test_the_solution_gets_every_point(tmp_path):
     done = grade("--target", "solutions", "-k", "02_data_parallel", "--json", str(tmp_path / "marks.json"))
     assert done.returncode == 0, done.stdout

@@ -120,6 +120,7 @@ def course(tmp_path_factory):
     return made
 
 
+@pytest.mark.long
 def test_four_files_three_questions_and_a_line_are_a_lesson(course):
     assert "a sum over the ranks" in (course.folder / "README.md").read_text()
     looked = course.run("build", "--check", STEM, SCRIPT)  # it judges the starts and the solutions

@@ -126,6 +126,7 @@ def test_a_kill_leaves_nothing_running(course, watch):
     watched.end(signal.SIGTERM)
 
 
+@pytest.mark.long
 def test_keys(course, watch):
     first, *rest = checked_lessons()[-3:]  # `n` goes from each to the next, up to the last
     watched = watch(first, terminal=True)

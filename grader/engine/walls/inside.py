@@ -4,7 +4,7 @@ A rank sees, of what can be written, its own folder, the store by which the rank
 common if its job asks for one. So it is told nothing by another rank but what goes over the network:
 
     /runs             these folders; the judge outside sees all
-    /tmp, /dev/shm    its own, empty, in memory and of a size
+    /tmp, /dev/shm    its own, in memory and of a size, empty but for a course or a Python that lies there
     /proc             its own processes
 
 By NCCL, ranks on GPUs meet in /dev/shm and by sockets with names: those, and /proc, are left to them in common.
@@ -19,8 +19,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from grader.engine.lesson import lessons
 from grader.engine.walls import sandbox
-from grader.engine.walls.landlock import confine, keep_to_itself
+from grader.engine.walls.landlock import confine, keep_to_itself, python_folders
 from grader.engine.walls.seccomp import forbid_calls
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
@@ -117,6 +118,9 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     succeed(libc.unshare(CLONE_NEWNS), "unshare mounts")
     mount("none", "/", RECURSIVE | PRIVATE)
     held = {place: os.open(place, os.O_PATH) for place in places}
+    hidden = ("/tmp/",) if gpus else ("/tmp/", "/dev/shm/")
+    shown = [place for place in (str(lessons.COURSE), *python_folders()) if place.startswith(hidden)]
+    library = {place: os.open(place, os.O_PATH) for place in shown}
     mount("none", "/runs", NOSUID | NODEV, "tmpfs", "size=64k,mode=755")
     for place, number in held.items():
         if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -129,6 +133,10 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     mount("none", "/runs", REMOUNT | BIND | READ_ONLY | NOSUID | NODEV)
     for place in ("/tmp",) if gpus else ("/tmp", "/dev/shm"):
         mount("none", place, NOSUID | NODEV, "tmpfs", f"size={sandbox.A_RANKS},nr_inodes={sandbox.TOTAL_FILES}")
+    for place, number in library.items():  # read-only, as it was
+        os.makedirs(place, exist_ok=True)
+        mount(f"/proc/self/fd/{number}", place, BIND | RECURSIVE)
+        os.close(number)
     if not gpus:
         # Of processes it shows those whose memory may be looked into. Another rank's are not among them: none is
         # dumpable, and what it starts belongs to its namespace of users.
