@@ -872,7 +872,7 @@ TRIALS = {
 def stage_trials(student, stage):
     """(ranks, their seeds, how they train, what one process does), of each."""
     trials = []
-    for kind, world, odd, layers, steps, passes in TRIALS[stage]:
+    for kind, world, odd, layers, steps, passes in student.several(TRIALS[stage]):
         how = dict(kind=kind, odd=odd, layers=layers, steps=steps, passes=passes)
         seeds = student.seeds(world)
         trials.append((world, seeds, how, serial_run(student, seeds, **how)))
@@ -880,7 +880,7 @@ def stage_trials(student, stage):
 
 
 def check_stage(student, stage, trials):
-    for world, seeds, how, right in student.several(trials):
+    for world, seeds, how, right in trials:
         kind, odd, layers, _, passes = how.values()
         told = (
             f"stage {stage}, {kind} on {count_of(world, 'rank')}"

@@ -79,7 +79,6 @@ BATCH = 12  # divisible by 1, 2, 3 and 4
 
 
 LAYOUTS = ((1, 3), (2, 2))  # nodes, ranks: in the second, rank and local rank differ
-UNEQUAL = ((0, 1), (0, 2), (1, 2))  # local rank and ranks on the node, of a node with one rank and of one with two
 # In the second every rank is number 0 on its node: an answer that confuses rank and local rank is wrong only here.
 SPREAD = ((1, 3), (3, 3))
 LOADING = ((1, 2), (3, 3))  # batches of unequal size on a rank
@@ -92,10 +91,7 @@ def set_up(student, world, **how):
     return student.call(setup_on_rank, world=world, group=False, mine=Private(numbers), **how), sum(numbers)
 
 
-def setup_on_rank(code, rank, world, mine, places=None):
-    """`places`: each rank's local rank and the ranks on its node, where not all nodes have equally many."""
-    if places:
-        os.environ.update(zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), map(str, places[rank])))
+def setup_on_rank(code, rank, world, mine):
     # A torch that can use NCCL, also where there is no GPU: that is usual on login nodes.
     with mock.patch.object(dist, "is_nccl_available", lambda: True):
         found_rank, local_rank, world_size, device = code.setup()
@@ -214,12 +210,15 @@ def backends(events):
     ),
 )
 def test_todo2_identifiers(student):
-    several = [(nodes, nodes * a_node) for nodes, a_node in layouts(student.draw("layouts"))[1:]]
-    for nodes, world in (*LAYOUTS, *several):
-        a_node = world // nodes
-        layout = f"{count_of(nodes, 'node')} with {count_of(a_node, 'rank')}{' each' * (nodes > 1)}"
-        for rank, seen in enumerate(set_up(student, world, nodes=nodes)[0].evidence):
-            for name, right in (("rank", rank), ("local_rank", rank % a_node), ("world_size", world)):
+    alike = [(nodes, world // nodes) for nodes, world in LAYOUTS] + layouts(student.draw("layouts"))[1:]
+    told = {
+        (a_node,) * nodes: f"{count_of(nodes, 'node')} with {count_of(a_node, 'rank')}{' each' * (nodes > 1)}"
+        for nodes, a_node in alike
+    }
+    for sizes, layout in (told | {(1, 2): "a node with 1 rank and one with 2"}).items():
+        world, places = sum(sizes), [place for size in sizes for place in range(size)]
+        for rank, seen in enumerate(set_up(student, world, nodes=sizes)[0].evidence):
+            for name, right in (("rank", rank), ("local_rank", places[rank]), ("world_size", world)):
                 expect(
                     not isinstance(seen[name], str),
                     f"{name} is text, like everything in os.environ",
@@ -227,12 +226,12 @@ def test_todo2_identifiers(student):
                     repr(seen[name]),
                     rank,
                 )
-                expect(seen[name] == right, f"on {layout}, {name} of rank {rank} is wrong", right, seen[name], rank)
-    for rank, seen in enumerate(set_up(student, len(UNEQUAL), places=UNEQUAL)[0].evidence):
-        right, got = UNEQUAL[rank][0], seen["local_rank"]
-        told = f"on a node with 1 rank and one with 2, local_rank of rank {rank} is wrong"
-        hint = "How many ranks other nodes have does not matter here. Who counts the processes of this node?"
-        expect(got == right, told, right, got, rank, hint)
+                hint = UNEQUAL if sizes == (1, 2) else ""
+                what = f"on {layout}, {name} of rank {rank} is wrong"
+                expect(seen[name] == right, what, right, seen[name], rank, hint)
+
+
+UNEQUAL = "How many ranks other nodes have does not matter here. Which program counts the processes of this node?"
 
 
 @todo(

@@ -9,7 +9,7 @@
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
-| the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words |
+| the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `ranks_of` a process group; `kind_of`, in words |

@@ -14,7 +14,7 @@ the inputs, which only this rank may see, come from the judge over its own conne
     check        the part of that module that runs on ranks, and its file
     lesson       the library withholds what this lesson and later ones teach
     package      that the lesson needs in addition
-    world, nodes ranks, and how many nodes they pretend to be spread over
+    world, nodes ranks, and how many nodes they pretend to be spread over, or how many ranks are on each
     group        make the process group before the call
     gpus         GPUs per node to pretend
     devices      the GPU of each rank, as CUDA_VISIBLE_DEVICES names it; empty: the ranks are on CPUs
@@ -113,16 +113,17 @@ def settle(job: dict, run: Path, number: int) -> None:
     work.mkdir(exist_ok=True)
     os.chdir(work)
     nodes = job["world"] if job["devices"] else job["nodes"]  # with a GPU, a rank is alone, as on its own node
-    a_node = job["world"] // nodes
+    sizes = nodes if isinstance(nodes, list) else [job["world"] // nodes] * nodes
+    node, place = [(node, place) for node, size in enumerate(sizes) for place in range(size)][number]
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PMI", "PALS_", "OMPI_", "PBS_"))]:
         del os.environ[name]
     os.environ.update(
         RANK=str(number),
         WORLD_SIZE=str(job["world"]),
-        LOCAL_RANK=str(number % a_node),
-        LOCAL_WORLD_SIZE=str(a_node),
-        GROUP_RANK=str(number // a_node),
-        GROUP_WORLD_SIZE=str(nodes),
+        LOCAL_RANK=str(place),
+        LOCAL_WORLD_SIZE=str(sizes[node]),
+        GROUP_RANK=str(node),
+        GROUP_WORLD_SIZE=str(len(sizes)),
         MASTER_ADDR="127.0.0.1",
         # Nothing listens there; different in each run, so hard-coding it fails.
         MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),

@@ -111,7 +111,7 @@ class Student:
         self,
         function: Callable,
         world: int = 2,
-        nodes: int = 1,
+        nodes: int | tuple[int, ...] = 1,
         gpus: int = 0,
         group: bool | None = True,
         anywhere: bool = False,
@@ -122,7 +122,7 @@ class Student:
         returned values are the run's `evidence`, by rank.
 
         Args:
-            nodes: how many nodes the ranks pretend to be spread over.
+            nodes: how many nodes the ranks pretend to be spread over, evenly; or the number of ranks on each.
             gpus: how many GPUs a node pretends to have.
             group: make the process group before the call. None: the code makes it, and runs as a script would.
             common: all ranks work in one folder, as for a checkpoint; else each in its own, which no other one sees.

@@ -20,7 +20,7 @@ class Job:
         units: a script, or a notebook's cells.
         module: the name of the check file's module.
         world: how many ranks.
-        nodes: how many nodes they pretend to be spread over.
+        nodes: how many nodes they pretend to be spread over, evenly; or the number of ranks on each.
         argv: the command line: run the script as a whole; or
         function: call this one, "its module:its name", with the student's module and
         inputs: these, by name.
@@ -35,7 +35,7 @@ class Job:
     units: list[lessons.Unit]
     module: str
     world: int = 2
-    nodes: int = 1
+    nodes: int | tuple[int, ...] = 1
     argv: list[str] | None = None
     function: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)

@@ -118,9 +118,8 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     succeed(libc.unshare(CLONE_NEWNS), "unshare mounts")
     mount("none", "/", RECURSIVE | PRIVATE)
     held = {place: os.open(place, os.O_PATH) for place in places}
-    hidden = ("/tmp/",) if gpus else ("/tmp/", "/dev/shm/")
-    shown = [place for place in (str(lessons.COURSE), *python_folders()) if place.startswith(hidden)]
-    library = {place: os.open(place, os.O_PATH) for place in shown}
+    needed = (str(lessons.COURSE), *python_folders())
+    hidden = {place: os.open(place, os.O_PATH) for place in needed if place.startswith(("/tmp/", "/dev/shm/"))}
     mount("none", "/runs", NOSUID | NODEV, "tmpfs", "size=64k,mode=755")
     for place, number in held.items():
         if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -133,7 +132,7 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     mount("none", "/runs", REMOUNT | BIND | READ_ONLY | NOSUID | NODEV)
     for place in ("/tmp",) if gpus else ("/tmp", "/dev/shm"):
         mount("none", place, NOSUID | NODEV, "tmpfs", f"size={sandbox.A_RANKS},nr_inodes={sandbox.TOTAL_FILES}")
-    for place, number in library.items():  # read-only, as it was
+    for place, number in hidden.items():  # shown again, read-only as it was
         os.makedirs(place, exist_ok=True)
         mount(f"/proc/self/fd/{number}", place, BIND | RECURSIVE)
         os.close(number)
