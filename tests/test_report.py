@@ -320,6 +320,13 @@ def test_the_page(run):
         assert sum(rank.parts.values()) < 3 * whole and rank.parts["communication"] > 0
 
 
+def test_a_share_of_more_than_all_is_explained():
+    start = {"product_flops": 30e9, "device": "cpu"}
+    ranks = SimpleNamespace(ranks=[SimpleNamespace(start=start)] * 2)
+    assert work.share_of_peak(ranks, 30e9) == "50.0% of 60 GFLOP/s, which the ranks' matrix products reached in float32"
+    assert work.share_of_peak(ranks, 90e9).startswith("150.0%") and "busier" in work.share_of_peak(ranks, 90e9)
+
+
 def test_a_run_too_short_to_measure_communication_says_so(run):
     found = runs.read(run)
     assert page.unmeasured(found) == ""
