@@ -8,18 +8,25 @@ import sys
 import pytest
 import torch
 
+from course_copy import Course
 from grader.engine.jobs import machine
 from grader.engine.lesson import lessons
 from utils import job, metrics
 from utils.arguments import training_parser
 from utils.metrics import Metrics
 
-SCRIPTS = sorted((lessons.COURSE / "train").glob("*.py"))  # as given: no TODO is done
+SCRIPTS = sorted(path.stem for path in (lessons.COURSE / "train").glob("*.py"))
 SMALL = (
     "--data random --epochs 1 --max-steps 2 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 1"
 ).split()
 ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}
 ON_PBS = {"PBS_JOBID": "7.here", "SITE_GPUS": "4"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A copy of the course in which no TODO is done."""
+    return Course(tmp_path_factory.mktemp("given") / "course")
 
 
 def run(script, tmp_path, *flags, processes=1, **env):
@@ -43,14 +50,13 @@ SHORT = {"single_gpu_training", "ddp_training"}
 
 
 @pytest.mark.parametrize(
-    "script",
-    [pytest.param(script, id=script.stem, marks=[pytest.mark.long] * (script.stem not in SHORT)) for script in SCRIPTS],
+    "lesson", [pytest.param(stem, id=stem, marks=[pytest.mark.long] * (stem not in SHORT)) for stem in SCRIPTS]
 )
-def test_granted_gpus_that_torch_does_not_see_are_refused(script, tmp_path):
+def test_granted_gpus_that_torch_does_not_see_are_refused(lesson, given, tmp_path):
     """Before any TODO, in one line, and nothing is written."""
-    if script.stem == "lightning_training":
+    if lesson == "lightning_training":
         pytest.importorskip("lightning")
-    done = run(script, tmp_path, **ON_SLURM, CUDA_VISIBLE_DEVICES="")
+    done = run(given.script(lesson), tmp_path, **ON_SLURM, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2 and done.stdout == "", done
     assert re.match(r"error: Slurm has granted 4 GPUs on \S+, but torch sees none: ", done.stderr), done
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -114,9 +120,9 @@ def test_cpu_insists(monkeypatch):
         ("fsdp_training", 2, "1 node, 2 ranks on CPU, gloo, float32"),
     ],
 )
-def test_rank_0_says_first_what_runs(lesson, processes, said, tmp_path):
+def test_rank_0_says_first_what_runs(lesson, processes, said, given, tmp_path):
     """As given: before ddp_training's TODO 1, two processes are no two ranks, and the line says so."""
-    done = run(lessons.COURSE / "train" / f"{lesson}.py", tmp_path, "--device", "cpu", processes=processes)
+    done = run(given.script(lesson), tmp_path, "--device", "cpu", processes=processes)
     assert done.returncode == 0, done
     lines, line = done.stdout.splitlines(), f"{said}, torch {torch.__version__}, data random"
     assert lines.count(line) == 1 and done.stdout.count("torch ") == 1
