@@ -769,11 +769,13 @@ def test_todo7_agree(student):
                 rank,
             )
     last = [answers[-1] for answers in ranks]
-    told = "if a signal reaches rank 1 while the ranks agree, some of them stop and the others continue"
+    told = "if a signal reaches rank 1 while the ranks are agreeing, some of them stop and the others continue"
     expect(len(set(last)) == 1, told, "the same on all ranks", last, 1, LATE)
 
 
-LATE = "What a rank learns after the ranks have agreed belongs to the next step. When does each look at its own list?"
+LATE = (
+    "What a rank learns after the ranks have agreed belongs to the next step. When does each rank look at its own list?"
+)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def share_of_peak(run: Run, speed: float) -> str:
     starts = [rank.start for rank in run.ranks]
     if all(start.get("product_flops") for start in starts):
         peak = sum(start["product_flops"] for start in starts)
-        busy = ": the machine was busier when they were timed than in training" if speed > peak else ""
+        busy = ": the machine was busier when they were timed than during training" if speed > peak else ""
         reached = f"which the ranks' matrix products reached in float32{busy}"
         return f"{speed / peak:.1%} of {peak / 1e9:,.0f} GFLOP/s, {reached}"
     if file := data_sheet(starts[0]["device"]):
