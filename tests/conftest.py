@@ -7,7 +7,7 @@ import pytest
 
 # By file: each takes from half a minute to many, and what it proves changes seldom.
 LONG = {
-    "test_mutants": "every wrong and other right answer",
+    "test_mutants": "wrong and other right answers",
     "test_parity": "50 steps of every script",
     "test_tp_training": "50 steps and checkpoints on every grid",
     "test_pipeline_training": "50 steps of every schedule",

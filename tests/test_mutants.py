@@ -1,4 +1,4 @@
-"""The grader is itself graded: every wrong answer is rejected by its TODO, every right one accepted."""
+"""The grader is itself graded: wrong answers are rejected by their TODO, and right ones accepted."""
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +9,9 @@ from grader.engine.judge import mutants, mutations, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
+ONE_IN = 3  # answers are tried here, others each time; ./workbook mutants tries all, which takes more than an hour
+
+
 def judged_rightly(lesson, trials, again=""):
     if missing := mutants.lessons.lacking(lesson):
         pytest.skip(missing)
@@ -17,17 +20,17 @@ def judged_rightly(lesson, trials, again=""):
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())
-def test_every_right_answer_is_accepted(runner, lesson):
-    judged_rightly(lesson, mutants.right_answers(runner, lesson, mutants.lessons.titles(lesson)))
+def test_a_right_answer_is_accepted(runner, lesson):
+    judged_rightly(lesson, mutants.right_answers(runner, lesson, mutants.lessons.titles(lesson), one_in=ONE_IN))
 
 
 @pytest.mark.parametrize(
     ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
 )
-def test_every_wrong_answer_fails_by_its_todo(runner, lesson, todo):
+def test_a_wrong_answer_fails_by_its_todo(runner, lesson, todo):
     seed = seeds.drawn()
     judged_rightly(lesson, mutants.half_done(runner, lesson, [todo], seed), f" (--seed {seed})")
-    judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo]))
+    judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo], one_in=ONE_IN))
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())

@@ -25,7 +25,7 @@ def test(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="also run slow tests: every wrong answer, a class of cheats, real Slurm, …")
+        bool, typer.Option("--all", help="also run slow tests: wrong answers, a class of cheats, a real Slurm, …")
     ] = False,
     seeds: Annotated[
         int, typer.Option(min=0, metavar="N", help="only judge all right answers, with N drawn seeds")

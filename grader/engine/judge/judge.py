@@ -49,11 +49,13 @@ class Judge:
         presumed: Collection[int] = (),
         passed: Passed | None = None,
         read: Callable[[str, bool], list[parsing.Cell]] = parsing.cells,
+        once: bool = False,
     ) -> None:
         """`presumed`: TODOs that are assumed to be right and not checked. `passed`: a store of TODOs that passed with
-        their current text; this judge adds what it finds. `read`: as for `lessons.units`.
+        their current text; this judge adds what it finds. `read`: as for `lessons.units`. `once`: only the first pass
+        of each check; what fails there fails with both.
         """
-        self.lesson, self.passed = lesson, passed
+        self.lesson, self.passed, self.once = lesson, passed, once
         self.lacks = lessons.lacking(lesson)
         module = check_module(lesson)
         self.checks = {check.todo.number: check for check in checks_of(module)}
@@ -140,7 +142,7 @@ class Judge:
         about, student = self.checks[number].todo, self.student
         student.recent.clear()
         student.in_place = about.in_place
-        if about.once:
+        if self.once or about.once:
             problem = self._problem(number, student)
         else:
             second = Second(student, functools.partial(self._problem, number))

@@ -7,6 +7,7 @@ except the file system; only their order is written down.
 """
 
 import ast
+import functools
 import hashlib
 import re
 from collections.abc import Callable
@@ -193,7 +194,7 @@ def units(
     if not is_notebook(stem):
         return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].outline)]
 
-    given = read_percent(source, stem).cells
+    given = _given_cells(source, stem)
     known = {parsing.key(node): (node.source, place) for place, node in enumerate(given)}
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
@@ -251,6 +252,12 @@ def read_percent(source: str, stem: str) -> "NotebookNode":
         cell.id = parsing.nbgrader(cell).get("grade_id", place)
         cell.metadata.pop("lines_to_next_cell", None)  # jupytext's own note
     return notebook
+
+
+@functools.lru_cache(maxsize=8)  # jupytext takes 0.1 s to read a source, and each verdict asks for it
+def _given_cells(source: str, stem: str) -> tuple["NotebookNode", ...]:
+    """The cells that a source gives, to be read only."""
+    return tuple(read_percent(source, stem).cells)
 
 
 def _is_graded(node: "NotebookNode") -> bool:

@@ -267,6 +267,8 @@ def changed_elsewhere(source: str, edited: str) -> list[Change]:
     """Lines of code outside all regions that were added or changed, and given ones that are missing. Indentation
     counts: a line that is moved into an `if` does something different.
     """
+    if edited == compose(source):
+        return []
     old, new = ([*_outside(source, text)] for text in (compose(source), edited))
     matcher = SequenceMatcher(None, [line.key for line in old], [line.key for line in new], False)
     found = []
