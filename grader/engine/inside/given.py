@@ -39,10 +39,10 @@ class Given:
         self.parameters = {name: parameters(module) for name, module in self.modules.items()}
 
     @classmethod
-    def to(cls, function: Callable, args: tuple, kwargs: dict[str, Any]) -> "Given":
+    def to(cls, signature: Callable[[], inspect.Signature], args: tuple, kwargs: dict[str, Any]) -> "Given":
         """A snapshot of the arguments of a call, by their names; of a module's method, the module's mode, too."""
         try:
-            named = inspect.signature(function).bind(*args, **kwargs).arguments
+            named = signature().bind(*args, **kwargs).arguments
         except (TypeError, ValueError):  # the call itself will raise
             named = {}
         own = named.pop("self", None)

@@ -1,7 +1,7 @@
 """Verifies that reference solutions and other right answers pass with every seed.
 
 `check`, `watch` and CI draw with one seed; each class has its own. So seeds are tried: N of them by `./workbook test
---seeds N`, two new ones by `./workbook test --all`, and a class's own by `./workbook grade`, before it grades any
+--seeds N`, a new one by `./workbook test --all`, and a class's own by `./workbook grade`, before it grades any
 submission.
 """
 
