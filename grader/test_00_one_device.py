@@ -62,6 +62,8 @@ def test_todo1_perplexity(student):
         student.premise(len(losses) == 1 or apart, "the plain mean of the batches' losses")
         right["perplexity", (losses, tokens)] = math.exp(mean)
     right["perplexity", ((0.0,), (draw.randrange(2, 90),))] = 1.0
+    lost = draw.uniform(25, 90)  # a model that is worse than any guess
+    right["perplexity", ((lost,), (draw.randrange(2, 90),))] = math.exp(lost)
     for vocabulary in (2, draw.randrange(3, 1000), 33_278):
         right["untrained_loss", (vocabulary,)] = math.log(vocabulary)
     alike = "If V words are equally likely, what is the probability of the right one, and what loss does that give?"

@@ -887,7 +887,38 @@ def bucketed_on_rank(code, rank, world, seed, cap, steps):
         one.finish()
     seen += [{name: grad.clone() for name, grad in gradients(one).items()} for one, _ in pairs]
     mark()
+    last_first = LastFirst(*(nn.Linear(6, 6, bias=False) for _ in range(4)))
+    reducer_of_it = code.Bucketed(last_first, cap)
+    backward(last_first(torch.ones(2, 6)).square().mean())
+    reducer_of_it.finish()
+    mark()
     return [*seen, held_after_steps(model, reducer, micro_batch(seed, 0))]
+
+
+class LastFirst(nn.Sequential):
+    """The last layer computes first, so its gradients are ready last."""
+
+    def forward(self, x):
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def check_all_begun(run, case, buckets):
+    """The gradient that completes the first bucket is the last one: it lets all of them start."""
+    for rank, mine in enumerate(run.events):
+        events = parts(mine)[case]
+        over = next(place for place, event in enumerate(events) if event["e"] == "backward over")
+        begun = len(ops(events[:over]))
+        expect(
+            begun >= buckets,
+            f"Bucketed of a model whose last layer computes first: on rank {rank}, {begun} of {buckets} buckets are"
+            " under way when the backward pass ends, though all are full",
+            f"{buckets} under way",
+            begun,
+            rank,
+            "A bucket that becomes full may have kept others waiting. How many can start now?",
+        )
 
 
 def held_after_steps(model, reducer, batch):
@@ -949,6 +980,7 @@ def test_todo6_bucketed(student):
             for rank, seen in enumerate(run.evidence):
                 with hinted("Two reducers are at work. What do both of them use that each must have for itself?"):
                     check_gradients(what, seen[len(steps) + case], right, rank, world)
+        check_all_begun(run, len(steps) + 1, fewest([4 * 36] * 4, cap))
         for rank, seen in enumerate(run.evidence):
             *_, before, after = seen[-1]
             expect(

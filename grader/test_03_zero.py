@@ -955,9 +955,9 @@ def test_todo4_stage_1(student):
     for rank, mine in enumerate(seen):
         where = f"parts_in_groups for rank {rank} of 3"
         expect(
-            mine["options"] == [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
+            mine["options"] == GROUPS,
             f"{where}: the groups' options differ from those that were given",
-            [{"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.25}],
+            GROUPS,
             mine["options"],
             rank,
             HINTS["options"],
@@ -998,11 +998,15 @@ def test_todo4_stage_1(student):
     check_stage(student, 1, trials)
 
 
+GROUPS = [{"lr": 0.5, "weight_decay": 0.1, "momentum": 0.75}, {"lr": 0.25, "nesterov": True}]
+
+
 def parts_on_rank(code, rank, world):
     seen = []
     for r in range(3):
         parameters = [nn.Parameter(torch.ones(shape)) for shape in ((2, 7), (5,), (1,))]
-        groups = [{"params": parameters[:1], "lr": 0.5, "weight_decay": 0.1}, {"params": parameters[1:], "lr": 0.25}]
+        first, second = GROUPS
+        groups = [{"params": parameters[:1], **first}, {"params": parameters[1:], **second}]
         made = code.parts_in_groups(groups, r, 3)
         parts = [p for group in made for p in group["params"]]
         given = all(

@@ -1098,6 +1098,10 @@ def gpipe_schedule(p, m):
     return [[["F", j, 0] for j in range(m)] + [["B", j, 0] for j in range(m)] for _ in range(p)]
 
 
+# On two ranks: the last stage is on the first one.
+THREE_STAGES = [[["F", 0, 0], ["F", 0, 1], ["B", 0, 1], ["B", 0, 0]], [["F", 0, 0], ["B", 0, 0]]]
+
+
 # ---------------------------------------------------------------------------------------------------
 # TODO 4: GPipe, and times
 
@@ -1179,6 +1183,7 @@ def test_todo4_gpipe_and_times(student):
             (5, 2, 1, True),
         )
     ]
+    schedules.append(THREE_STAGES)
     trials = [(schedule, dict(zip("FBIW", numbers(draw, 4)))) for schedule in schedules]
     trials[1][1]["F"] = 0.0  # an action that takes no time: the first one ends at 0
     inputs = dict(trials=trials, stuck=list(STUCK.values()), seconds=trials[0][1])

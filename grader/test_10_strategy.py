@@ -606,7 +606,7 @@ def test_todo4_best(student):
     fits = any(plan.recompute == "none" and not cannot(wide, plan, FORTY) for plan in all_plans(wide, 64, 64))
     student.premise(fits and fastest_of(wide, 64, 64, FORTY)[0].recompute == "full", "plans that need no recomputing")
     questions.append((wide, 64, 64, FORTY))
-    twenty = replace(FORTY, name="GPUs of 20 GB, four a node", memory=20e9)
+    twenty = replace(FORTY, memory=20e9)  # of the same name
     best = [fastest_of(wide, 64, 64, machine)[0] for machine in (FORTY, twenty)]
     student.premise(best[0] != best[1], "the plan for another machine")
     questions.append((wide, 64, 64, twenty))
@@ -629,7 +629,8 @@ def test_todo4_best(student):
 
 
 def check_best(model, gpus, batch, machine, got):
-    told = f"best_plan({shown(model)}, {gpus} GPUs, batch {batch}, {machine.name})"
+    size = "" if machine.memory == FORTY.memory else f", but with {machine.memory / 1e9:.0f} GB"
+    told = f"best_plan({shown(model)}, {gpus} GPUs, batch {batch}, {machine.name}{size})"
     best = fastest_of(model, gpus, batch, machine)
     if best is None:
         expect(got is None, f"{told}: no plan can be", "None", got)
@@ -713,6 +714,13 @@ def test_todo5_stop(student):
         )
         student.premise(crossing_at(1e4, scheme, within) == 9, "the slow links for GPUs of one node")
         right.append(("overtaken_at", (1e4, scheme, within), 9))
+        inside = Machine(
+            "slow links in a node of 8, fast ones between", 3e14, 4e10, 1e12, 8, Link(4e9, 0), Link(1e12, 0)
+        )
+        seconds = BYTES[scheme] / (inside.inside.bandwidth * inside.link_share)
+        batch = draw.uniform(2.2, 5.8) * seconds * inside.peak * inside.device_share / 6
+        student.premise(crossing_at(batch, scheme, inside) <= 8, "the first number of GPUs on several nodes")
+        right.append(("overtaken_at", (batch, scheme, inside), crossing_at(batch, scheme, inside)))
     fast = Machine("fast links everywhere", 3e14, 4e10, 1e12, 8, Link(1e12, 0), Link(1e11, 0))
     right.append(("overtaken_at", (1e7, "ddp", fast), crossing_at(1e7, "ddp", fast)))  # thousands of GPUs
     even = Machine("as fast as four GPUs need", 2.0**40, 4e10, 1e12, 8, Link(3 * 2.0**21, 0), Link(3 * 2.0**21, 0))

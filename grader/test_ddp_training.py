@@ -961,9 +961,17 @@ def check_printed(lines, losses, rank):
 # TODO 12: save once
 
 
+def model_to_save(seed):
+    """One of its layers has a name that ends like the wrapper's attribute."""
+    model = tiny_model(seed)
+    model.submodule = torch.nn.Linear(2, 3, bias=False)
+    torch.nn.init.constant_(model.submodule.weight, seed)
+    return model
+
+
 def save_on_rank(code, rank, world):
     def save(seed, path, epoch):
-        code.save_checkpoint(torch.nn.parallel.DistributedDataParallel(tiny_model(seed)), TINY, path, epoch)
+        code.save_checkpoint(torch.nn.parallel.DistributedDataParallel(model_to_save(seed)), TINY, path, epoch)
 
     return {"files": save_twice(save)}
 
@@ -995,10 +1003,10 @@ def check_save(student, nodes, world):
     writers = one_writer(run)
     check_checkpoint(
         run.files["saved/model.pt"],
-        tiny_model(seed=0).state_dict(),
+        model_to_save(seed=0).state_dict(),
         epoch=3,
         config=TINY,
-        earlier=tiny_model(seed=1).state_dict(),
+        earlier=model_to_save(seed=1).state_dict(),
     )
     alone = student.call(save_on_rank, world=1)  # rank 0 and the last one, with a model that is also wrapped
     expect(
@@ -1011,7 +1019,7 @@ def check_save(student, nodes, world):
     with hinted(
         "This file was saved by a single process. Its model is wrapped, too: look at the model, not at the world size."
     ):
-        check_checkpoint(alone.files["saved/model.pt"], tiny_model(seed=0).state_dict())
+        check_checkpoint(alone.files["saved/model.pt"], model_to_save(seed=0).state_dict())
 
 
 # ---------------------------------------------------------------------------------------------------

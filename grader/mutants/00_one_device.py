@@ -166,6 +166,8 @@ WRONG = [
         swap=("most_sequences(memory, parameters, sequence_bytes) >= 1", "16 * parameters + sequence_bytes < memory"),
         says="decide is wrong for 0.537 billion",
     ),
+    Answer(1, "mean loss clamped at 20 before the exponential", swap=("return math.exp(total / sum(tokens))", "return math.exp(min(total / sum(tokens), 20.0))  # never overflows"), says='perplexity(('),
+    Answer(6, "number of devices is a float", swap=("return math.ceil(16 * parameters / memory)", "return -(-16 * parameters // memory)"), says='returns a float'),
 ]  # fmt: skip
 
 RIGHT = [

@@ -908,6 +908,39 @@ WRONG = [
         ),
         says="fit",
     ),
+    Answer(
+        1,
+        "reduce_scatter returns views of the whole sum",
+        swap=("return [chunk.clone() for chunk in total.chunk(len(inputs))]", "return list(total.chunk(len(inputs)))"),
+        says="a view of something larger",
+    ),
+    Answer(
+        3,
+        "the sender keeps two thirds of the ranks",
+        swap=(
+            """have = 1  # the number of ranks that have it
+while have < world:
+    if rank < have and rank + have < world:
+        dist.send(tensor, rank + have)
+    elif have <= rank < 2 * have:
+        dist.recv(tensor, rank - have)
+    have *= 2
+return tensor""",
+            """first, end = 0, world  # ranks that get it from `first`, which has it
+while end - first > 1:
+    middle = first + 2 * (end - first) // 3  # the upper part starts later: let it be smaller
+    if rank == first:
+        dist.send(tensor, middle)
+    elif rank == middle:
+        dist.recv(tensor, first)
+    if rank < middle:
+        end = middle
+    else:
+        first = middle
+return tensor""",
+        ),
+        says="takes 4 rounds",
+    ),
 ]
 
 RIGHT = [

@@ -1312,6 +1312,25 @@ if len(self.missing[number]) < 2:
         ),
         says="bytes more than after the third",
     ),
+    Answer(
+        6,
+        "starts at most one bucket per gradient",
+        swap=(
+            (
+                "while len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:",
+                "if len(self.works) < len(self.buckets) and self.missing[len(self.works)] == 0:",
+            ),
+            (
+                """for work in self.works:
+    work.wait()""",
+                """while len(self.works) < len(self.buckets):
+    self.works.append(dist.all_reduce(self.vectors[len(self.works)], async_op=True))
+for work in self.works:
+    work.wait()""",
+            ),
+        ),
+        says="whose last layer computes first",
+    ),
 ]
 
 RIGHT = [

@@ -1122,6 +1122,18 @@ for p, part in zip(parameters, parts):
         swap=("-(-numel // world)", "int(torch.tensor(numel / world).ceil())"),
         says="shard_size(1000000001, 4) is wrong",
     ),
+    Answer(
+        4,
+        "keeps only lr and weight_decay of a group",
+        swap=(
+            '{**group, "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]]}',
+            """{
+        "params": [my_part(p.detach(), rank, world).requires_grad_() for p in group["params"]],
+        **{option: group[option] for option in ("lr", "weight_decay") if option in group},
+    }""",
+        ),
+        says="options differ",
+    ),
 ]
 
 RIGHT = [

@@ -1859,6 +1859,16 @@ WRONG = [
         swap=("output = stage(x)", "output = stage.train()(x)"),
         says="is left in training mode",
     ),
+    Answer(
+        4,
+        "the last stage is the last chunk of the last rank",
+        swap=(
+            "last = max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)",
+            """chunks = 1 + max((action.chunk for actions in schedule for action in actions), default=0)
+last = chunks * world - 1""",
+        ),
+        says="waits forever",
+    ),
 ]
 
 RIGHT = [

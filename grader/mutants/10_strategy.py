@@ -403,6 +403,48 @@ WRONG = [
         "tokens are looked at with cp alone",
         swap=("if model.sequence % (plan.cp * plan.tp):", "if plan.cp > 1 and model.sequence % (plan.cp * plan.tp):"),
     ),
+    Answer(
+        4,
+        "remembered by the machine's name",
+        swap=(
+            """good = [plan for plan in candidates(model, gpus, batch) if not why_not(model, plan, machine)]
+return min(good, key=lambda plan: sum(step_seconds(model, plan, machine).values()), default=None)""",
+            """known = best_plan.__dict__.setdefault("known", {})  # the cells below ask for the same plans again
+job = (model, gpus, batch, machine.name)
+if job not in known:
+    good = [plan for plan in candidates(model, gpus, batch) if not why_not(model, plan, machine)]
+    known[job] = min(good, key=lambda plan: sum(step_seconds(model, plan, machine).values()), default=None)
+return known[job]""",
+        ),
+        says="chooses a plan that is not possible",
+    ),
+    Answer(
+        5,
+        "bisected from above",
+        swap=(
+            """gpus = 2
+while True:
+    cable = machine.inside if gpus <= machine.node else machine.between
+    needed = needed_bandwidth(batch / gpus, speed, scheme) * (gpus - 1) / gpus
+    if needed > cable.bandwidth * machine.link_share:
+        return gpus
+    gpus += 1""",
+            """
+def overtaken(gpus: int) -> bool:
+    cable = machine.inside if gpus <= machine.node else machine.between
+    needed = needed_bandwidth(batch / gpus, speed, scheme) * (gpus - 1) / gpus
+    return needed > cable.bandwidth * machine.link_share
+
+few, many = 1, 2 * machine.node
+while not overtaken(many):
+    few, many = many, 2 * many
+while many - few > 1:
+    middle = (few + many) // 2
+    few, many = (few, middle) if overtaken(middle) else (middle, many)
+return many""",
+        ),
+        says="slow links in a node of 8",
+    ),
 ]
 RIGHT = [
     Answer(

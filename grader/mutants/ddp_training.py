@@ -1314,6 +1314,13 @@ WRONG = [
         swap=("torch.stack([total, count])", "torch.stack([total, count]).nan_to_num()"),
         says="would look healthy",
     ),
+    Answer(
+        12,
+        '"module." is removed everywhere in a name',
+        body="""weights = {name.replace("module.", ""): weight for name, weight in model.state_dict().items()}
+save0({"model": weights, "config": config, "epoch": epoch}, path)""",
+        says="submodule.weight",
+    ),
 ]
 
 RIGHT = [

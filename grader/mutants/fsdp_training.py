@@ -748,6 +748,24 @@ WRONG = [
         """,
         says="each rank has the whole model in memory",
     ),
+    Answer(
+        1,
+        "as many copies as ranks count as one copy",
+        swap=('"hybrid": args.replicas}', '"hybrid": args.replicas if args.replicas < world_size else 1}'),
+        says="replicas 6 on 6",
+    ),
+    Answer(
+        6,
+        "no limit is a limit of a million",
+        swap=("args.clip or math.inf", "args.clip or 1e6"),
+        says="with --clip 0 the gradient",
+    ),
+    Answer(
+        7,
+        "bfloat16 sums with --sharding none",
+        swap=("reduce_dtype=torch.float32", 'reduce_dtype=None if args.sharding == "none" else torch.float32'),
+        says="--sharding none",
+    ),
 ]
 
 RIGHT = [

@@ -775,6 +775,20 @@ dist.barrier()
         swap=('[ -f "$RUN/model-final.pt" ]', '[ -f "$SLURM_SUBMIT_DIR/$RUN/model-final.pt" ]'),
         says="after a job that is done another follows",
     ),
+    Answer(
+        1,
+        "only three checkpoints are kept",
+        body="""part, folder = out / f"unfinished-{step}", out / f"step-{step}"
+dcp.save(state, checkpoint_id=part)
+if dist.get_rank() == 0:
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    steps = sorted(int(f.name[5:]) for f in out.glob("step-*") if f.name[5:].isdecimal())
+    for old in steps[:-3]:  # the disk's quota
+        shutil.rmtree(out / f"step-{old}")
+dist.barrier()""",
+        says="step-0",
+    ),
 ]
 
 RIGHT = [

@@ -457,6 +457,18 @@ WRONG = [
             'cut = ColwiseParallel(output_layouts=Shard(0))\n    return {"position_embedding": cut, "token_embedding": cut}',
         ),
     ),
+    Answer(
+        2,
+        "a mesh with a small norm is not clipped",
+        swap=(
+            """for group in on_mesh.values():
+    nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)""",
+            """for group, own in zip(on_mesh.values(), norms, strict=True):
+    if own > args.clip:
+        nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm)""",
+        ),
+        says="after clip_gradients",
+    ),
 ]
 
 RIGHT = [

@@ -184,7 +184,8 @@ class Judge:
             if not student.units:
                 raise
             return self.returned(number, student.recent) or not_understood(error)
-        return self.not_contiguous(number, student.recent)
+        # A float where a whole number is promised has the right value, and breaks the next range().
+        return self.not_contiguous(number, student.recent) or self.returned(number, student.recent, only="a float")
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -204,8 +205,8 @@ class Judge:
         return self._failed(number, problem)
 
     def returned(self, number: int, runs: list[Run], only: str = "") -> Fault | None:
-        """A function that broke its signature while this TODO was checked: a check that crashes usually crashes on such
-        a result, and its own message about `None` would not help.
+        """A function that broke its signature while this TODO was checked (`only`: by this kind of result): a check
+        that crashes usually crashes on such a result, and its own message about `None` would not help.
         """
         for run in runs:
             for rank, event in sorted(run.strange.items()):
