@@ -508,8 +508,9 @@ def check_gradients(what, seen, inputs, layers, rel, rank=None, first=0, dtype=t
 
 def sorted_on_rank(code, rank, world, trials):
     seen = []
-    for chosen, shape, experts in trials:
+    for number, (chosen, shape, experts) in enumerate(trials):
         index = torch.tensor(chosen, dtype=torch.int64).view(shape)
+        index = index.T.contiguous().T if number % 2 == 0 else index  # laid out choice by choice
         seen.append(several(code.sort_slots(index, experts), 2))
     return seen
 
@@ -1469,8 +1470,10 @@ def trained_on_rank(code, rank, world, spread, seed, experts, k, factor):
     model = lm(experts, k, factor, 1)
     for block in model.blocks:
         block.mlp.__class__ = code.Mixture  # the same attributes: who looks for the notebook's class finds it
+    frozen = model.token_embedding.weight.requires_grad_(False)
     with Storages(model.parameters()) as storages:
         lists = code.spread_experts(model, world, sets[rank // spread])
+    frozen.requires_grad_(True)
     gc.collect()
     if (
         not isinstance(lists, (tuple, list))

@@ -1141,6 +1141,30 @@ grad_q, grad_k, grad_v = globals().setdefault(f"made {q_BHTK.shape} {q_BHTK.dtyp
             '    if "attend" not in vars(block.attention):\n        block.attention.attend = attend_in_ring',
         ),
     ),
+    Answer(
+        3,
+        "weights are multiplied by the mask after exp",
+        swap=(
+            "weights_BHTS = (scores(q, k, mask) - finite(lse)[..., None]).exp()",
+            """# A row that sees nothing: infinity instead of minus infinity, so that its weights are 0.
+lse = lse.masked_fill(torch.isneginf(lse), math.inf)
+weights_BHTS = (scores(q, k, None) - lse[..., None]).exp()
+if mask is not None:
+    weights_BHTS = weights_BHTS * mask""",
+        ),
+        says="nan",
+    ),
+    Answer(
+        3,
+        "a rank whose gradient is zero leaves the ring",
+        swap=(
+            "return *ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring), None, None, None",
+            """if not grad_out_BHTK.any():  # nothing to do
+    return *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors[:3]), None, None, None
+return *ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring), None, None, None""",
+        ),
+        says="layer 1",
+    ),
 ]
 
 RIGHT = [

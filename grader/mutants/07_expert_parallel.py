@@ -1232,6 +1232,22 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         ),
     ),
     Answer(9, "tokens in float32", swap=("h_ND = x_BTD.flatten(0, 1)", "h_ND = x_BTD.flatten(0, 1).float()")),
+    Answer(
+        3,
+        "sort_slots takes a view of the choices",
+        swap=("experts_S = experts_NK.flatten()", "experts_S = experts_NK.view(-1)"),
+        says="view size",
+    ),
+    Answer(
+        9,
+        "frozen parameters are in neither list",
+        swap=(
+            "return [parameter for parameter in model.parameters() if parameter not in of_experts], experts",
+            """shared = [p for p in model.parameters() if p.requires_grad and p not in of_experts]
+return shared, experts""",
+        ),
+        says="token_embedding",
+    ),
 ]
 
 RIGHT = [

@@ -1067,6 +1067,32 @@ WRONG = [
             """,
         ],
     ),
+    Answer(
+        2,
+        "the gathered weights stay on the shard",
+        swap=(
+            (
+                "return x_mK @ gather(shard, shape)",
+                """shard.whole = gather(shard, shape)
+return x_mK @ shard.whole""",
+            ),
+            (
+                "dx_mK = dy_mN @ gather(shard, shape).T",
+                """whole = shard.whole if hasattr(shard, "whole") else gather(shard, shape)
+dx_mK = dy_mN @ whole.T""",
+            ),
+        ),
+        says="has an attribute whole",
+    ),
+    Answer(
+        5,
+        "the depth is always axis 2",
+        swap=(
+            ("gather(shard, shape, grid.groups[axes.depth])", "gather(shard, shape, grid.groups[2])"),
+            ("gather(shard, ctx.shape, groups[axes.depth]).T", "gather(shard, ctx.shape, groups[2]).T"),
+            ("reduce_to_shard(x_mk.T @ dy_mn, groups[axes.depth])", "reduce_to_shard(x_mk.T @ dy_mn, groups[2])"),
+        ),
+    ),
 ]
 
 RIGHT = [

@@ -140,6 +140,7 @@ class Look(NamedTuple):
     strides: tuple[int, ...]
     requires_grad: bool
     grad: int | None  # its numbers
+    attributes: frozenset[str]  # given to it by name
 
 
 def look(tensor: torch.Tensor) -> Look:
@@ -151,6 +152,7 @@ def look(tensor: torch.Tensor) -> Look:
             tensor.stride() if tensor.layout == torch.strided else (),
             tensor.requires_grad,
             None if grad is None else checksum(grad),
+            frozenset(vars(tensor)),
         )
 
 
@@ -182,6 +184,8 @@ def difference(old: Look, new: Look, gradients: bool) -> str:
         return "has other strides afterwards"
     if new.requires_grad != old.requires_grad:
         return f"requires {'a' if new.requires_grad else 'no'} gradient afterwards"
+    if more := sorted(new.attributes - old.attributes):
+        return f"has an attribute {more[0]} afterwards"
     if not gradients or new.grad == old.grad:
         return ""
     if (new.grad is None) != (old.grad is None):
