@@ -476,7 +476,8 @@ def test_todo4_layout(student):
         with hinted(
             "Without a launcher none of its variables is set. How many processes and nodes are there then?" * alone
         ):
-            ranks = student.call(layout_on_rank, world=world, nodes=nodes, group=False, alone=alone).evidence
+            how = dict(world=world, nodes=nodes, gpus=world // nodes + 2, group=False)  # more GPUs than processes
+            ranks = student.call(layout_on_rank, **how, alone=alone).evidence
         for rank, (devices, num_nodes) in enumerate(ranks):
             for name, seen, right in (("devices", devices, world // nodes), ("nodes", num_nodes, nodes)):
                 expect(

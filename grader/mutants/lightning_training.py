@@ -560,6 +560,15 @@ WRONG = [
         swap=("(y != IGNORE).sum().double()", "(y != IGNORE).sum().double() * self.trainer.world_size"),
         says="has logged a count of",
     ),
+    Answer(
+        4,
+        "all GPUs of the node",
+        swap=(
+            'devices = int(os.environ["LOCAL_WORLD_SIZE"])',
+            'devices = torch.cuda.device_count() or int(os.environ["LOCAL_WORLD_SIZE"])',
+        ),
+        says="a wrong number of devices",
+    ),
 ]
 
 RIGHT = [
