@@ -909,12 +909,6 @@ WRONG = [
         says="fit",
     ),
     Answer(
-        1,
-        "reduce_scatter returns views of the whole sum",
-        swap=("return [chunk.clone() for chunk in total.chunk(len(inputs))]", "return list(total.chunk(len(inputs)))"),
-        says="a view of something larger",
-    ),
-    Answer(
         3,
         "the sender keeps two thirds of the ranks",
         swap=(
