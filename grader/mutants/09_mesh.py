@@ -473,18 +473,6 @@ return globals()[best]""",
         swap=("0 if facts[name].cut", '0 if ".up" in name'),
         says="is wrong on rank",
     ),
-    Answer(
-        2,
-        "neighbours by the stride of pp in the mesh's shape",
-        swap=(
-            """line, stage = dist.get_process_group_ranks(mesh.get_group("pp")), mesh.get_local_rank("pp")
-before = line[stage - 1] if stage > 0 else None
-after = line[stage + 1] if stage + 1 < len(line) else None""",
-            """axis, stage, rank = mesh.mesh_dim_names.index("pp"), mesh.get_local_rank("pp"), dist.get_rank()
-stride = math.prod(mesh.mesh.shape[axis + 1 :])
-before = rank - stride if stage > 0 else None
-after = rank + stride if stage + 1 < mesh["pp"].size() else None""",
-        ),
         says='on mesh["pp"] of a mesh',
     ),
 ]
