@@ -473,8 +473,6 @@ return globals()[best]""",
         swap=("0 if facts[name].cut", '0 if ".up" in name'),
         says="is wrong on rank",
     ),
-        says='on mesh["pp"] of a mesh',
-    ),
 ]
 RIGHT = [
     Answer(
