@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import Tensor, nn, ones
 
+from grader.engine.inside.given import Given
 from grader.engine.inside.returned import keeps, with_numbers
 from grader.engine.judge.answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
@@ -40,6 +41,7 @@ def test_not_kept(value, wanted):
 @pytest.mark.parametrize(
     ("lesson", "number", "body", "words"),
     [
+        ("00_one_device", 6, [None, "return -(-16 * parameters // memory)", None], "fewest_devices returns a float"),
         ("02_data_parallel", 8, "return None", "weighted returns None, where its signature says Tensor"),
         ("01_collectives", 6, ["return None", None], "all_reduce_bytes returns None, where its signature says float"),
         ("03_zero", 1, ["return None", None], "; so it stops at predicted_bytes (TODO 1)"),
@@ -50,7 +52,7 @@ def test_not_kept(value, wanted):
     ],
 )
 def test_it_is_told_plainly(runner, lesson, number, body, words):
-    answer = Answer(number, "None", body)
+    answer = Answer(number, "another kind", body)
     others = set(lessons.titles(lesson)) - {number}
     verdict = judge_of(runner, lesson, answered(lesson, answer), others).verdict(number)
     assert verdict.status == "fail" and words in verdict.message, verdict.message
@@ -77,3 +79,11 @@ def test_an_error_says_how_the_function_was_called(runner):
     others = set(lessons.titles("01_collectives")) - {9}
     verdict = judge_of(runner, "01_collectives", answered("01_collectives", answer), others).verdict(9)
     assert "ZeroDivisionError: float division by zero, in predicted_seconds(cost=[6, 3000.0], alpha=" in verdict.message
+
+
+def test_what_is_left_on_a_tensor_is_told():
+    x = ones(2)
+    given = Given(x=x)
+    assert not given.changes()
+    x.whole = 2 * x
+    assert given.changes() == {"x": "has an attribute whole afterwards"}
