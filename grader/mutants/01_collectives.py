@@ -661,7 +661,7 @@ WRONG = [
     ),
     Answer(
         3,
-        "two are split off at a time: a round too many on 7",
+        "two are split off at a time: a round too many on 8",
         [
             None,
             """
@@ -675,7 +675,7 @@ WRONG = [
             low, high = (low, middle) if rank < middle else (middle, high)
         return tensor""",
         ],
-        says="on 7 ranks takes 4 rounds",
+        says="on 8 ranks takes 4 rounds",
     ),
     Answer(
         4,

@@ -1204,7 +1204,7 @@ if len(self.missing[number]) < 2:
             "for parameter in self.parameters:\n    if parameter not",
             "if not self.filled:\n    return\nfor parameter in self.parameters:\n    if parameter not",
         ),
-        says="never comes: it has finished",
+        says="the ranks call different shapes",
     ),
     Answer(
         6,

@@ -24,7 +24,7 @@ WRONG = [
             "    )\n"
             "return known[model, gpus, batch]",
         ),
-        says="GPUs of 20 GB",
+        says="but with 20 GB",
     ),
     Answer(
         3,
