@@ -1020,15 +1020,7 @@ def test_todo7_precision(student):
                 rank,
                 "Shards are what the optimizer steps, and a policy leaves them alone. Which line changes them?",
             )
-        added = {e["dtype"] for e in calls(events, "none") if e["op"] in ("all_reduce", "reduce_scatter")}
-        expect(
-            added == {"float32"},
-            f"with --dtype bfloat16 --sharding none rank {rank} adds gradients up in {', '.join(sorted(added))}",
-            "float32",
-            sorted(added),
-            rank,
-            "Copies of the model are added up, too. For which ways of sharding does the policy hold?",
-        )
+        check_copies_added(events, rank)
     exact, rough = (together([seen[dtype] for seen in ranks], "grads") for dtype in ("float32", "bfloat16"))
     scale = scale_of(right.values())
     for name, grad in right.items():
@@ -1042,6 +1034,18 @@ def test_todo7_precision(student):
             grad,
             rough[name],
         )
+
+
+def check_copies_added(events, rank):
+    added = {e["dtype"] for e in calls(events, "none") if e["op"] in ("all_reduce", "reduce_scatter")}
+    expect(
+        added == {"float32"},
+        f"with --dtype bfloat16 --sharding none rank {rank} adds gradients up in {', '.join(sorted(added))}",
+        "float32",
+        sorted(added),
+        rank,
+        "Copies of the model are added up, too. For which ways of sharding does the policy hold?",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
