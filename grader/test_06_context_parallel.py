@@ -778,7 +778,7 @@ def test_todo3_backward(student):
 
 
 def hides_the_loudest(seed):
-    """Whether the exponential of a score that is hidden overflows beside the one that is seen."""
+    """Whether a hidden score exceeds the one that is seen by so much that its exponential overflows."""
     q, k, *_ = split(seed, 1)
     shape, sizes, *_ = SPLITS[1]
     scores = (q[0, 0, 3] @ k[0, 0].T)[-sizes[-1] :] / math.sqrt(shape[-1])
