@@ -904,23 +904,6 @@ class LastFirst(nn.Sequential):
         return x
 
 
-def check_all_begun(run, case, buckets):
-    """The gradient that completes the first bucket is the last one: it lets all of them start."""
-    for rank, mine in enumerate(run.events):
-        events = parts(mine)[case]
-        over = next(place for place, event in enumerate(events) if event["e"] == "backward over")
-        begun = len(ops(events[:over]))
-        expect(
-            begun >= buckets,
-            f"Bucketed of a model whose last layer computes first: on rank {rank}, {begun} of {buckets} buckets are"
-            " under way when the backward pass ends, though all are full",
-            f"{buckets} under way",
-            begun,
-            rank,
-            "A bucket that becomes full may have kept others waiting. How many can start now?",
-        )
-
-
 def held_after_steps(model, reducer, batch):
     """Bytes that are alive after each of some equal steps: those of the model, and of what these steps have made."""
     reducer.sync, held = True, []
@@ -980,7 +963,10 @@ def test_todo6_bucketed(student):
             for rank, seen in enumerate(run.evidence):
                 with hinted("Two reducers are at work. What do both of them use that each must have for itself?"):
                     check_gradients(what, seen[len(steps) + case], right, rank, world)
-        check_all_begun(run, len(steps) + 1, fewest([4 * 36] * 4, cap))
+        what = "Bucketed of a model whose last layer computes first"  # its last gradient lets all buckets start
+        for rank, events in enumerate(run.events):
+            with hinted("A bucket that becomes full may have kept others waiting. How many can start now?"):
+                check_all_begun(what, parts(events)[len(steps) + 1], rank, fewest([4 * 36] * 4, cap))
         for rank, seen in enumerate(run.evidence):
             *_, before, after = seen[-1]
             expect(
@@ -1048,6 +1034,10 @@ def check_begun_early(what, events, rank, buckets):
         begun,
         rank,
     )
+    check_all_begun(what, events, rank, buckets)
+
+
+def check_all_begun(what, events, rank, buckets):
     over = next(place for place, event in enumerate(events) if event["e"] == "backward over")
     begun = len(ops(events[:over]))
     expect(

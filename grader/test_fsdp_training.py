@@ -1040,11 +1040,11 @@ def check_copies_added(events, rank):
     added = {e["dtype"] for e in calls(events, "none") if e["op"] in ("all_reduce", "reduce_scatter")}
     expect(
         added == {"float32"},
-        f"with --dtype bfloat16 --sharding none rank {rank} adds gradients up in {', '.join(sorted(added))}",
+        f"with --dtype bfloat16 --sharding none rank {rank} adds up gradients in {', '.join(sorted(added))}",
         "float32",
         sorted(added),
         rank,
-        "Copies of the model are added up, too. For which ways of sharding does the policy hold?",
+        "The gradients of copies are added up, too. For which values of --sharding must the policy hold?",
     )
 
 

@@ -241,7 +241,7 @@ def test_todo1_whole(student):
         expect(
             not seen["torn"],
             f"a kill would leave no complete checkpoint: {seen['torn']}",
-            "all earlier ones, and step-7 when it is whole",
+            "all earlier checkpoints, and step-7 once it is complete",
             seen["torn"],
             rank,
         )

@@ -86,4 +86,4 @@ def test_what_is_left_on_a_tensor_is_told():
     given = Given(x=x)
     assert not given.changes()
     x.whole = 2 * x
-    assert given.changes() == {"x": "has an attribute whole afterwards"}
+    assert given.changes() == {"x": "has the attribute “whole” afterwards"}

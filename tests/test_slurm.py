@@ -213,6 +213,10 @@ def test_a_time_limit(cluster, course, late):
     assert output.startswith("begun") and "DUE TO TIME LIMIT" in output
 
 
+def steps_of(folder):
+    return [(step, loss) for kind, step, _, loss in losses(folder) if kind == "step"]
+
+
 STEPS, PAUSE = 900, 0.25  # together longer than two jobs of two minutes, less their start and the 30 s before the end
 
 
@@ -227,8 +231,7 @@ def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course):
     run = [*TORCHRUN, "solutions/train/resilient_training.py", *flags, "--out", "runs/straight"]
     env = course.environment(OMP_NUM_THREADS="1")
     subprocess.run(run, cwd=course.folder, env=env, check=True, capture_output=True, timeout=1500)
-    straight = map(json.loads, (course.folder / "runs" / "straight" / "metrics.jsonl").open())
-    right = [(line["step"], line["loss"]) for line in straight if line["kind"] == "step"]
+    right = steps_of(course.folder / "runs" / "straight")
 
     script = course.folder / "train" / "resilient_training.py"
     step = "        optimizer.step()\n"
@@ -242,8 +245,7 @@ def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course):
     assert code == 0, output
     stops = re.findall(r"asked to stop: saved at step (\d+)", output)
     assert len(stops) >= 2 and re.findall(r"resumes from runs/\S+/step-(\d+)", output) == stops, output
-    lines = map(json.loads, (course.folder / "runs" / f"resilient_training-{job}" / "metrics.jsonl").open())
-    seen = [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+    seen = steps_of(course.folder / "runs" / f"resilient_training-{job}")
     # A run that stops logs the mean since its last line, which is here each step's own.
     assert [step for step, _ in seen] == [step for step, _ in right]
     assert [loss for _, loss in seen] == pytest.approx([loss for _, loss in right], rel=1e-4)

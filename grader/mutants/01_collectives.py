@@ -911,15 +911,8 @@ WRONG = [
     Answer(
         3,
         "the sender keeps two thirds of the ranks",
-        swap=(
-            """have = 1  # the number of ranks that have it
-while have < world:
-    if rank < have and rank + have < world:
-        dist.send(tensor, rank + have)
-    elif have <= rank < 2 * have:
-        dist.recv(tensor, rank - have)
-    have *= 2
-return tensor""",
+        [
+            None,
             """first, end = 0, world  # ranks that get it from `first`, which has it
 while end - first > 1:
     middle = first + 2 * (end - first) // 3  # the upper part starts later: let it be smaller
@@ -932,7 +925,7 @@ while end - first > 1:
     else:
         first = middle
 return tensor""",
-        ),
+        ],
         says="takes 4 rounds",
     ),
 ]

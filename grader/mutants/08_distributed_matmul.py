@@ -1082,7 +1082,7 @@ return x_mK @ shard.whole""",
 dx_mK = dy_mN @ whole.T""",
             ),
         ),
-        says="has an attribute whole",
+        says="has the attribute “whole”",
     ),
     Answer(
         5,

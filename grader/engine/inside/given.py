@@ -185,7 +185,7 @@ def difference(old: Look, new: Look, gradients: bool) -> str:
     if new.requires_grad != old.requires_grad:
         return f"requires {'a' if new.requires_grad else 'no'} gradient afterwards"
     if more := sorted(new.attributes - old.attributes):
-        return f"has an attribute {more[0]} afterwards"
+        return f"has the attribute “{more[0]}” afterwards"
     if not gradients or new.grad == old.grad:
         return ""
     if (new.grad is None) != (old.grad is None):

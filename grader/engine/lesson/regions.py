@@ -267,9 +267,10 @@ def changed_elsewhere(source: str, edited: str) -> list[Change]:
     """Lines of code outside all regions that were added or changed, and given ones that are missing. Indentation
     counts: a line that is moved into an `if` does something different.
     """
-    if edited == compose(source):
+    given = compose(source)
+    if edited == given:
         return []
-    old, new = ([*_outside(source, text)] for text in (compose(source), edited))
+    old, new = ([*_outside(source, text)] for text in (given, edited))
     matcher = SequenceMatcher(None, [line.key for line in old], [line.key for line in new], False)
     found = []
     for kind, first, last, begin, end in matcher.get_opcodes():
