@@ -131,7 +131,13 @@ def broken_promise(rank: int, event: dict, stops: Where | None = None) -> Fault:
         event["where"],
         expected=event["promised"],
         seen=event["returned"],
-        hint=f"A function returns what `return` says. Does each path through {event['name']} have one?"
-        if event["returned"] == NOTHING
-        else "",
+        hint=hint_of_promise(event),
     )
+
+
+def hint_of_promise(event: dict) -> str:
+    if event["returned"] == NOTHING:
+        return f"A function returns what `return` says. Does each path through {event['name']} have one?"
+    if (event["returned"], event["promised"]) == ("a float", "int"):
+        return "The quotient of a float is a float, even with //. Which call makes a whole number of it?"
+    return ""
