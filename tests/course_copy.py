@@ -8,7 +8,8 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons, regions
 
-LEFT_OUT = shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "__pycache__", ".pytest_cache", "benchmarks")
+# Compiled modules are copied, but those that are being written ("*.pyc.*"): to compile the course takes seconds.
+LEFT_OUT = shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "*.pyc.*", ".pytest_cache", "benchmarks")
 
 
 class Course:

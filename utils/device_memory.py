@@ -8,7 +8,7 @@ kind. `most_held` is what a run would have needed, for its report.
 import gc
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from utils.distributed import let_gloo_rest
-from utils.memory import Storages, by_kind, settled, storages_of
+from utils.memory import Peak, Storages, by_kind, settled, storages_of
 
 
 @contextmanager
@@ -68,29 +68,22 @@ class OutOfMemory(RuntimeError):
     """More memory was requested than there is. The message is the line with which the job ends."""
 
 
-class LimitedStorages(Storages):
-    """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive; `most` is
-    the peak.
-    """
+class LimitedStorages(Peak):
+    """Raises `OutOfMemory` in the first operation after which more than `limit` bytes of tensors are alive."""
 
     newest: ClassVar["LimitedStorages | None"] = None  # the process has one device
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.sizes: dict[StorageWeakRef, int] = {}  # bytes, as last seen
-        self.at_most = 0  # their sum: memory freed since then is subtracted only when it matters
-        self.most = 0
 
     def __enter__(self) -> "LimitedStorages":
-        before = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-        for storage in (storage for tensor in before for storage in storages_of(tensor)):
-            self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        self.at_most = self.most = sum(self.sizes.values())
+        Storages.note(self, [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)])
+        alive = self.bytes_alive()
+        self.at_most = self.most = sum(alive.values())
         LimitedStorages.newest = self
         if self.at_most > self.limit:
-            self.noted = set(self.sizes)
-            raise OutOfMemory(what_is_held(self.limit, by_kind(self.bytes_alive(), owners()), "before the first step"))
+            raise OutOfMemory(what_is_held(self.limit, by_kind(alive, owners()), "before the first step"))
         return super().__enter__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -100,21 +93,11 @@ class LimitedStorages(Storages):
             self.note(tree_leaves((args, kwargs)))
         return result
 
-    def note(self, tensors: Iterable[Any]) -> None:
-        for tensor in tensors:
-            for storage in storages_of(tensor):
-                ref, size = StorageWeakRef(storage), storage.nbytes()
-                self.at_most += size - self.sizes.get(ref, 0)
-                self.sizes[ref] = size
-                if self.at_most > self.most:
-                    self.count(tensor, ref)
-
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
-        """Recount the live storages. Raises OutOfMemory if these, too, exceed the limit, and reports this count."""
-        self.noted, host = set(self.sizes), for_the_host()
+        """Raises OutOfMemory if what is alive exceeds the limit."""
+        host = for_the_host()
         let_gloo_rest(seconds=0.1)  # a new maximum does not count if it includes tensors that gloo is about to free
         alive = settled(self.bytes_alive, lambda alive: not host and sum(alive.values()) > self.limit)
-        self.sizes = {noted: alive[noted.cdata] for noted in self.noted if noted.cdata in alive}
         self.at_most = sum(alive.values())
         if host:
             return

@@ -51,25 +51,35 @@ class Storages(TorchDispatchMode):
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.noted: set[StorageWeakRef] = set()
+        self.noted: dict[StorageWeakRef, int] = {}  # bytes, as last seen; the newest come last
         self.note(tensors)
 
     def note(self, tensors: Iterable[Any]) -> None:
-        for tensor in tensors:
-            self.noted.update(map(StorageWeakRef, storages_of(tensor)))
+        for storage in itertools.chain.from_iterable(map(storages_of, tensors)):
+            self.noted[StorageWeakRef(storage)] = storage.nbytes()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the wrapper's turn, whose operations on what it wraps come here again
         result = operation(*args, **(kwargs or {}))
-        self.note(tree_leaves(result))
+        self.note([result] if isinstance(result, Tensor) else tree_leaves(result))
         return result
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch takes 3 µs an operation to keep `torch.compile` out."""
+        return False
 
     def bytes_alive(self) -> dict[int, int]:
         """The bytes of each storage that is alive and not empty, by an address of it."""
-        self.noted = {storage for storage in self.noted if not storage.expired()}
-        alive = ((ref.cdata, torch.UntypedStorage._new_with_weak_ptr(ref.cdata)) for ref in self.noted)
-        return {address: storage.nbytes() for address, storage in alive if storage is not None and storage.nbytes()}
+        found = {}
+        for ref in list(self.noted):
+            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            if storage is None:
+                del self.noted[ref]
+            else:
+                self.noted[ref] = found[ref.cdata] = storage.nbytes()
+        return {address: nbytes for address, nbytes in found.items() if nbytes}
 
     def by_kind(self, kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
         """Bytes alive for each kind of tensors, and for "other". A tensor of two kinds counts as the first."""
@@ -86,21 +96,43 @@ def by_kind(alive: Mapping[int, int], kinds: Mapping[str, Iterable[Tensor]]) -> 
 
 
 class Peak(Storages):
-    """Knows the most bytes that were alive at once since `most` was set to 0, as it is at first."""
+    """Knows the most bytes that were alive at once since `most` was set to 0, as it is at first.
+
+    To count everything takes longer than most operations. So the bytes of what comes are added, and those of what is
+    gone are subtracted only where the sum would exceed the peak: the newest first, for it is they that live briefly.
+    """
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
-        self.most = 0
-        # What is alive, and what has gone since it was last counted: to count takes longer than most operations.
-        self.at_most = 0
+        self.most = self.at_most = 0
         super().__init__(tensors)
 
     def note(self, tensors: Iterable[Any]) -> None:
-        for storage in itertools.chain.from_iterable(map(storages_of, tensors)):
-            self.noted.add(StorageWeakRef(storage))
-            self.at_most += storage.nbytes()
-        if self.at_most > self.most:
-            self.at_most = sum(self.bytes_alive().values())
-            self.most = max(self.most, self.at_most)
+        for tensor in tensors:
+            for storage in storages_of(tensor):
+                ref, nbytes = StorageWeakRef(storage), storage.nbytes()
+                self.at_most += nbytes - self.noted.get(ref, 0)
+                self.noted[ref] = nbytes
+                if self.at_most > self.most:
+                    self.forget()
+                if self.at_most > self.most:
+                    self.count(tensor, ref)
+
+    def forget(self) -> None:
+        """Subtract what is gone, until the peak is not exceeded any more."""
+        gone = []
+        for ref in reversed(self.noted):
+            if self.at_most <= self.most:
+                break
+            if ref.expired():
+                gone.append(ref)
+                self.at_most -= self.noted[ref]
+        for ref in gone:
+            del self.noted[ref]
+
+    def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
+        """Called where there seems to be a new peak: with the newest tensor, and its storage."""
+        self.at_most = sum(self.bytes_alive().values())
+        self.most = max(self.most, self.at_most)
 
 
 def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -137,9 +137,9 @@ class Reporter:
         """The innermost of these lines, or None."""
         return next(iter(self.frames()), None)
 
-    def ours(self) -> bool:
-        """Whether the check's own code is running. (A backward pass may run in another thread.)"""
-        return threading.current_thread() is threading.main_thread() and not self.frames()
+    def ours(self, frames: list) -> bool:
+        """Whether the check's own code is running, with these `frames`. (A backward pass may run in another thread.)"""
+        return not frames and threading.current_thread() is threading.main_thread()
 
 
 def next_world(ranks: int) -> None:
@@ -168,11 +168,13 @@ def watch(reporter: Reporter, job: dict) -> None:
 
     os._exit = exit_seen
 
-    def audit(event: str, args: tuple) -> None:
-        if event == "os.kill":
-            reporter.say(e="kill", where=reporter.where())
+    kill = os.kill
 
-    sys.addaudithook(audit)
+    def kill_seen(pid: int, number: int) -> None:
+        reporter.say(e="kill", where=reporter.where())
+        kill(pid, number)
+
+    os.kill = kill_seen
     watch_waits(reporter)
     watch_rendezvous(reporter, job)
     if job["gpus"]:
@@ -233,7 +235,7 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
             bytes=0,
             detail=str(backend),
             where=where,
-            ours=reporter.ours(),
+            ours=reporter.ours(reporter.frames()),
         )
         if job["gpus"]:  # without a GPU, gloo replaces nccl; the judge knows what was requested
             backend = "gloo" if backend is None or "nccl" in backend else backend
@@ -257,7 +259,7 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
             bytes=0,
             detail=None,
             where=reporter.where(),
-            ours=reporter.ours(),
+            ours=reporter.ours(reporter.frames()),
         )
         reporter.say(e="wait")
         group = new_group(*args, **kwargs)
@@ -374,13 +376,14 @@ def announce(reporter: Reporter, name: str, given: dict) -> dict:
     peer = given.get("dst", given.get("src"))
     if peer is not None and not 0 <= peer < len(members):  # gloo would wait for it forever
         raise ValueError(f"there is no rank {peer} in a group of {len(members)}: they count from 0")
-    where, *callers = reporter.frames() or [None]
+    frames = reporter.frames()
+    where, *callers = frames or [None]
     event = described(name, given, members) | dict(
         name=f"{reporter.lives}/{group.group_name}",
         group=sorted(members),
         where=where,
         callers=callers,
-        ours=reporter.ours(),
+        ours=reporter.ours(frames),
     )
     if any(t.layout == torch.strided and not t.is_contiguous() for t in tensors_in(given.values())):
         event["gaps"] = True  # NCCL refuses such a tensor

@@ -329,7 +329,8 @@ def describe(error: BaseException) -> dict:
     """What the judge needs to know about an exception: type, text, frames, and how the function that raised it was
     called, if `returned` knows.
     """
-    frames = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
+    walked = traceback.walk_tb(error.__traceback__)
+    frames = [[frame.f_code.co_filename, line, frame.f_code.co_name] for frame, line in walked]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])
     text = "; ".join([str(error) + suggestion(error), *getattr(error, "__notes__", ())])

@@ -188,13 +188,13 @@ def units(
     text = path.read_text("utf-8-sig", errors="replace")  # Python, too, takes no notice of a byte order mark
     percent = is_notebook(stem) and path.suffix == ".py"
     try:
-        cells = [*map(parsing.cell_of, read_percent(text, stem).cells)] if percent else read(text, is_notebook(stem))
+        cells = [*map(parsing.cell_of, _percent_cells(text, stem))] if percent else read(text, is_notebook(stem))
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from None
     if not is_notebook(stem):
         return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].outline)]
 
-    given = _given_cells(source, stem)
+    given = _percent_cells(source, stem)
     known = {parsing.key(node): (node.source, place) for place, node in enumerate(given)}
     if latest:
         _bring_up_to_date(cells, latest, path.stat().st_mtime)
@@ -255,8 +255,8 @@ def read_percent(source: str, stem: str) -> "NotebookNode":
 
 
 @functools.lru_cache(maxsize=8)  # jupytext takes 0.1 s to read a source, and each verdict asks for it
-def _given_cells(source: str, stem: str) -> tuple["NotebookNode", ...]:
-    """The cells that a source gives, to be read only."""
+def _percent_cells(source: str, stem: str) -> tuple["NotebookNode", ...]:
+    """The cells of a py:percent source, to be read only."""
     return tuple(read_percent(source, stem).cells)
 
 
