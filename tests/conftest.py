@@ -17,6 +17,8 @@ LONG = {
     "test_left_over": "runs that are ended, and leave nothing",
     "test_keeper": "the server that is kept",
     "test_backends": "GPUs, pretended",
+    "test_new_lesson": "a lesson that is added",
+    "test_optional": "a machine without the optional packages",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
     "test_nbgrader": "nbgrader's own commands",

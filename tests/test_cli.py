@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from course_copy import Course
-from grader.engine.commands import begin, watch
+from grader.engine.commands import begin, cli, watch
 from grader.engine.commands.cli import app
 from grader.engine.lesson import files, lessons, progress
 
@@ -36,7 +36,8 @@ def test_start_says_what_is_next_when_ctrl_c_skips_its_training(monkeypatch):
     assert done.exit_code == 0 and "The lessons:" in done.output and "--track half" in done.output, done.output
 
 
-def test_mistakes_are_one_line(course):
+def test_mistakes_are_one_line(monkeypatch, capsys):
+    monkeypatch.chdir(lessons.COURSE)
     for args, word in (
         (["chekc"], "chekc"),
         (["check", "ddp_trainin"], "did you mean ddp_training?"),
@@ -54,9 +55,12 @@ def test_mistakes_are_one_line(course):
         (["submit", "--out", "nowhere/x.tar.gz"], "nowhere"),
         (["submit", "--out", "x.zip"], "the archive is a .tar.gz"),
     ):
-        done = course.run(*args)
-        assert done.returncode == 2 and not done.stdout, (args, done)
-        assert len(done.stderr.splitlines()) == 1 and word in done.stderr, (args, done.stderr)
+        monkeypatch.setattr(sys, "argv", ["workbook", *args])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        assert end.value.code == 2 and not said.out, (args, said)
+        assert len(said.err.splitlines()) == 1 and word in said.err, (args, said.err)
 
 
 def test_ctrl_c_while_modules_load_is_silent(course, tmp_path):

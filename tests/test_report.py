@@ -13,10 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from course_copy import Course
+from grader.engine.commands.cli import app
 from grader.engine.lesson import lessons
 from utils.checkpoints import load_model
+from utils.model import TransformerLM
 from utils.report import page, pictures, power, recorder, results, runs, work
 from utils.products import bfloat16_way
 
@@ -367,6 +370,13 @@ def test_a_run_that_was_refused_for_memory_has_its_report(tmp_path):
     assert "| refused |" in line and "out of memory" in line
 
 
+def test_parameters_and_products_are_the_models():
+    sizes = dict(vocab_size=97, dim=24, n_layers=3, max_len=16)
+    weights = dict(TransformerLM(**sizes).named_parameters())
+    products = sum(w.numel() for name, w in weights.items() if w.dim() == 2 and "embedding" not in name)
+    assert work.per_token(sizes) == (sum(w.numel() for w in weights.values()), 6 * products + 12 * 3 * 24 * 16)
+
+
 def test_a_gpu_s_data_sheet_is_found_by_its_name():
     """As torch calls them."""
     assert work.data_sheet("NVIDIA A100-SXM4-40GB") == "a100-40" and work.data_sheet("NVIDIA H100 PCIe") == "h100-pcie"
@@ -437,7 +447,7 @@ def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("report") / "course")
 
 
-def test_run_and_report(course):
+def test_run_and_report(course, monkeypatch):
     course.solve("ddp_training", tuple(range(1, 14)))
     done = course.run("run", "ddp_training", "--nproc", "2,1", "--", *SHORT)
     assert done.returncode == 0, done.stderr
@@ -451,8 +461,11 @@ def test_run_and_report(course):
     # The parallel run is the serial run.
     assert two["efficiency"] == pytest.approx(two["speed_up"] / 2) and two["difference"] < 1e-4
     assert "strong scaling" in page and "losses differ" in page
-    assert course.run("report", "ddp_training").returncode == 0
-    assert course.run("report", "runs/ddp_training/nproc-1").returncode == 0
+    monkeypatch.setattr(lessons, "COURSE", course.folder)
+    monkeypatch.chdir(course.folder)
+    for what in ("ddp_training", "runs/ddp_training/nproc-1"):
+        done = CliRunner().invoke(app, ["report", what])
+        assert done.exit_code == 0 and f"{what.removeprefix('runs/')}/report.html" in done.output, done.output
 
 
 @pytest.mark.long

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 import psutil
 
-from utils.distributed import fail
-
 # What --size stands for. laptop: a step of about a second on one core. gpu: 136 million parameters; a step keeps an
 # A100 busy for some 0.2 s in bfloat16, so that four of them have something to divide, and fits its 40 GB. node: 2.7
 # billion; weights, gradients and AdamW's state are 43 GB, so one A100 of 40 GB cannot hold them, and four can.
@@ -35,6 +33,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
+        from utils.distributed import fail  # imported here: it loads torch, which a report does without
+
         fail(f"{message} (--help explains the flags)")
 
     def parse_known_args(self, *how: Any) -> tuple[argparse.Namespace, list[str]]:

@@ -98,8 +98,8 @@ def by_kind(alive: Mapping[int, int], kinds: Mapping[str, Iterable[Tensor]]) -> 
 class Peak(Storages):
     """Knows the most bytes that were alive at once since `most` was set to 0, as it is at first.
 
-    To count everything takes longer than most operations. So the bytes of what comes are added, and those of what is
-    gone are subtracted only where the sum would exceed the peak: the newest first, for it is they that live briefly.
+    To count everything takes longer than most operations. So a new storage is added, and what is gone is subtracted
+    only where the sum would exceed the peak: the newest first, because most storages live briefly.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:

@@ -18,18 +18,15 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def per_token(sizes: dict[str, int]) -> tuple[int, int]:
-    """Parameters of the model, and the FLOPs of forward and backward pass for a token: six for each number of a matrix
-    that multiplies, and 12 L D T for attention, without a causal mask (PaLM, appendix B).
+    """Parameters of `TransformerLM` (utils/model.py), and the FLOPs of forward and backward pass for a token: six for
+    each number of a matrix that multiplies, and 12 L D T for attention, without a causal mask (PaLM, appendix B).
+
+    They are counted without building the model, which would load torch and its compiler.
     """
-    import torch  # imported here: a report without a model does not need it
-
-    from utils.model import TransformerLM
-
-    with torch.device("meta"):
-        weights = dict(TransformerLM(**sizes).named_parameters())
-    products = sum(w.numel() for name, w in weights.items() if w.dim() == 2 and "embedding" not in name)
-    attention = 12 * sizes["n_layers"] * sizes["dim"] * sizes["max_len"]
-    return sum(w.numel() for w in weights.values()), 6 * products + attention
+    words, dim, layers, length = (sizes[name] for name in ("vocab_size", "dim", "n_layers", "max_len"))
+    products = layers * 12 * dim**2 + words * dim  # of a block: q, k, v and out, up and down; and the head
+    embeddings, norms = (words + length) * dim, (2 * layers + 1) * 2 * dim
+    return products + embeddings + norms, 6 * products + 12 * layers * dim * length
 
 
 def share_of_peak(run: Run, speed: float) -> str:

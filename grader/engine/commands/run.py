@@ -105,13 +105,13 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
 ) -> None:
     """Plot a run: loss, speed, where a step's time goes, memory, utilization. Writes one HTML page, and PNGs."""
-    from utils.report import page
-
     folder = next(
         (folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None
     )
     if folder is None:
         fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
+    from utils.report import page  # imported here: matplotlib takes a second
+
     try:
         say(escape(str(page.write(folder))))
     except ValueError as problem:
