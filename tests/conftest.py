@@ -16,6 +16,7 @@ LONG = {
     "test_watching": "runs that hang, die, or are only slow, under ./workbook run",
     "test_left_over": "runs that are ended, and leave nothing",
     "test_keeper": "the server that is kept",
+    "test_run_folder": "runs that share a folder, fill a disk or diverge",
     "test_backends": "GPUs, pretended",
     "test_new_lesson": "a lesson that is added",
     "test_optional": "a machine without the optional packages",

@@ -116,7 +116,12 @@ def test_cpu_insists(monkeypatch):
     ("lesson", "processes", "said"),
     [
         ("single_gpu_training", 1, "1 node, 1 process on CPU, float32"),
-        ("ddp_training", 2, "1 node, 2 processes on CPU, no process group (each trains alone), float32"),
+        pytest.param(
+            "ddp_training",
+            2,
+            "1 node, 2 processes on CPU, no process group (each trains alone), float32",
+            marks=pytest.mark.long,
+        ),
         ("fsdp_training", 2, "1 node, 2 ranks on CPU, gloo, float32"),
     ],
 )

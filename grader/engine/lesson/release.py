@@ -1,5 +1,6 @@
 """Writes the student's course: everything except the solutions, with a proof that none slipped in."""
 
+import functools
 import json
 import re
 import shutil
@@ -245,13 +246,10 @@ def _scan(folder: Path) -> Iterator[Found]:
         except UnicodeDecodeError:
             continue  # a picture
         path = file.relative_to(folder)
-        if file.suffix == ".ipynb":
-            text = _unquoted(text)
-        # with comments, to find a body that is commented out; without, to find one that contains comments
-        haystacks = [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(regions.code_lines(text))]
+        haystacks = _haystacks(_unquoted(text) if file.suffix == ".ipynb" else text)
+        in_library, is_check = any(path.is_relative_to(name) for name in LIBRARY), path.match("grader/test_*.py")
         for stem, todo, body, lines in bodies:
-            elsewhere = path.match("grader/test_*.py") and path.stem != f"test_{stem}"
-            if lines == 1 and (elsewhere or any(path.is_relative_to(name) for name in LIBRARY)):
+            if lines == 1 and (in_library or is_check and path.stem != f"test_{stem}"):
                 continue
             places = [line for haystack in haystacks if (line := haystack.find(body)) is not None]
             if places:
@@ -305,6 +303,12 @@ class _Haystack:
         """The line on which ``body`` starts, or None."""
         at = self.text.find(body)
         return None if at < 0 else self.numbers[bisect_right(self.ends, at)]
+
+
+@functools.lru_cache(maxsize=2000)  # a release is searched before it is sealed, and after
+def _haystacks(text: str) -> list[_Haystack]:
+    """With comments, to find a body that is commented out; and without, to find one that contains comments."""
+    return [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(regions.code_lines(text))]
 
 
 def _right(todos: list[str], of: str = "") -> str:
