@@ -1260,7 +1260,7 @@ def test_todo10_checkpoints(student):
         must_move(student, serial)
     for shape in student.several(((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1), (1, 1, 1, 1)), but=[(1, 1, 1, 1)]):
         check_file(student, shape)
-    shapes = [(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)]
+    shapes = student.several([(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)], 2)
     sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)
     right = student.reference(weights_of, sizes=sizes)
     run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes, common=True)
