@@ -122,7 +122,7 @@ def test_cpu_insists(monkeypatch):
             "1 node, 2 processes on CPU, no process group (each trains alone), float32",
             marks=pytest.mark.long,
         ),
-        ("fsdp_training", 2, "1 node, 2 ranks on CPU, gloo, float32"),
+        pytest.param("fsdp_training", 2, "1 node, 2 ranks on CPU, gloo, float32", marks=pytest.mark.long),
     ],
 )
 def test_rank_0_says_first_what_runs(lesson, processes, said, given, tmp_path):

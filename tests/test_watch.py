@@ -152,6 +152,7 @@ def test_keys(course, watch):
     assert termios.tcgetattr(watched.slave) == watched.mode
 
 
+@pytest.mark.long  # eleven checks
 def test_a_track_keeps_to_its_todos(course, watch):
     """Half a day has the first eleven of ddp_training's eighteen."""
     course.solve("ddp_training", range(1, 11))
