@@ -447,6 +447,7 @@ def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("report") / "course")
 
 
+@pytest.mark.long
 def test_run_and_report(course, monkeypatch):
     course.solve("ddp_training", tuple(range(1, 14)))
     done = course.run("run", "ddp_training", "--nproc", "2,1", "--", *SHORT)
