@@ -58,7 +58,7 @@ from grader.kit import (
     check_delivery,
     todo,
 )
-from utils.memory import Storages
+from utils.memory import Storages, settled
 
 BUILDS = "matrix products on 1-D, 2-D and 3-D grids: Cannon, SUMMA, AxoNN; the best grid"
 
@@ -232,11 +232,8 @@ class SettledPeak(Peak):
         super().__init__(tensors)
 
     def count(self, newest, ref):
-        for _ in range(100):
-            self.at_most = sum(self.bytes_alive().values())
-            if self.at_most <= max(self.limit, self.most):
-                break
-            time.sleep(0.001)
+        alive = settled(self.bytes_alive, lambda alive: sum(alive.values()) > max(self.limit, self.most))
+        self.at_most = sum(alive.values())
         self.most = max(self.most, self.at_most)
 
 

@@ -36,8 +36,9 @@ def test_start_says_what_is_next_when_ctrl_c_skips_its_training(monkeypatch):
     assert done.exit_code == 0 and "The lessons:" in done.output and "--track half" in done.output, done.output
 
 
-def test_mistakes_are_one_line(monkeypatch, capsys):
-    monkeypatch.chdir(lessons.COURSE)
+def test_mistakes_are_one_line(course, monkeypatch, capsys):
+    monkeypatch.setattr(lessons, "COURSE", course.folder)  # what is no mistake to the command may write
+    monkeypatch.chdir(course.folder)
     for args, word in (
         (["chekc"], "chekc"),
         (["check", "ddp_trainin"], "did you mean ddp_training?"),

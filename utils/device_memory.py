@@ -78,6 +78,7 @@ class LimitedStorages(Peak):
         self.limit = limit
 
     def __enter__(self) -> "LimitedStorages":
+        # They are noted without looking for a peak at each one: a single count follows.
         Storages.note(self, [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)])
         alive = self.bytes_alive()
         self.at_most = self.most = sum(alive.values())

@@ -67,7 +67,7 @@ class Storages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and torch takes 3 µs an operation to keep `torch.compile` out."""
+        """Nothing is compiled here, and keeping `torch.compile` out would cost 3 µs per operation."""
         return False
 
     def bytes_alive(self) -> dict[int, int]:
@@ -98,8 +98,8 @@ def by_kind(alive: Mapping[int, int], kinds: Mapping[str, Iterable[Tensor]]) -> 
 class Peak(Storages):
     """Knows the most bytes that were alive at once since `most` was set to 0, as it is at first.
 
-    To count everything takes longer than most operations. So a new storage is added, and what is gone is subtracted
-    only where the sum would exceed the peak: the newest first, because most storages live briefly.
+    Counting everything takes longer than most operations. So a new storage adds to a sum, and one that is gone is
+    subtracted only when the sum would exceed the peak: newest first, because most storages live briefly.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
@@ -118,7 +118,7 @@ class Peak(Storages):
                     self.count(tensor, ref)
 
     def forget(self) -> None:
-        """Subtract what is gone, until the peak is not exceeded any more."""
+        """Subtract what is gone, until the sum no longer exceeds the peak."""
         gone = []
         for ref in reversed(self.noted):
             if self.at_most <= self.most:
@@ -130,7 +130,7 @@ class Peak(Storages):
             del self.noted[ref]
 
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
-        """Called where there seems to be a new peak: with the newest tensor, and its storage."""
+        """Called when there seems to be a new peak, with the newest tensor and its storage."""
         self.at_most = sum(self.bytes_alive().values())
         self.most = max(self.most, self.at_most)
 

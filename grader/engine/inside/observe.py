@@ -222,21 +222,27 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
     meet_in_files(reporter)
     init, new_group = dist.init_process_group, dist.new_group
 
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        where = reporter.where()
-        reporter.lives += 1
+    def joining(op: str, detail: str | None) -> list | None:
+        """Report a call that all ranks make together; returns the line that makes it."""
+        frames = reporter.frames()
+        where = next(iter(frames), None)
         reporter.say(
             e="op",
-            op="init_process_group",
+            op=op,
             group=list(range(reporter.world)),
             name=f"world {reporter.lives}",
             shape=None,
             dtype=None,
             bytes=0,
-            detail=str(backend),
+            detail=detail,
             where=where,
-            ours=reporter.ours(reporter.frames()),
+            ours=reporter.ours(frames),
         )
+        return where
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
+        reporter.lives += 1
+        where = joining("init_process_group", str(backend))
         if job["gpus"]:  # without a GPU, gloo replaces nccl; the judge knows what was requested
             backend = "gloo" if backend is None or "nccl" in backend else backend
             kwargs.pop("device_id", None)
@@ -249,18 +255,7 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
         reporter.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
     def watched_new_group(*args: Any, **kwargs: Any) -> Any:
-        reporter.say(
-            e="op",
-            op="new_group",
-            group=list(range(reporter.world)),
-            name=f"world {reporter.lives}",
-            shape=None,
-            dtype=None,
-            bytes=0,
-            detail=None,
-            where=reporter.where(),
-            ours=reporter.ours(reporter.frames()),
-        )
+        joining("new_group", None)
         reporter.say(e="wait")
         group = new_group(*args, **kwargs)
         if isinstance(group, dist.ProcessGroup):  # this rank is in it
