@@ -48,6 +48,8 @@ def start_seconds(backend: backends.Backend) -> dict[int, float]:
     seconds = {}
     with Runner(backend=backend) as runner:
         for world in (1, 1, 2, 4):  # the first one starts the server, too, and is forgotten
+            if world > (backend.most or world):
+                break
             began = time.perf_counter()
             run = runner.run(
                 Job(

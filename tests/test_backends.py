@@ -21,6 +21,7 @@ from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.run import Run
 from grader.engine.walls import sandbox
 from tests.test_engine import launch
+from utils import nccl as loaded
 
 OLD, NEW = (2, 29, 7), (2, 30, 7)
 
@@ -32,7 +33,7 @@ def machine(monkeypatch):
     def has(gpus: int, nccl: tuple[int, ...] = NEW, visible: str | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+        monkeypatch.setattr(loaded, "version", lambda: nccl)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         if visible is None:
@@ -91,7 +92,7 @@ def test_who_asks_for_nccl_gets_no_run_by_gloo(machine):
 def test_a_class_has_one_backend(machine):
     machine(2, OLD)
     assert for_a_class("auto") == backends.GLOO
-    with pytest.raises(NoBackend, match="a class is graded by one backend, and some checks run 8 ranks"):
+    with pytest.raises(NoBackend, match="a class is graded by one backend, and some checks run 9 ranks"):
         for_a_class("nccl")
     machine(2)
     assert for_a_class("nccl").devices(8) == ["0", "1"] * 4
@@ -262,7 +263,7 @@ print(touched, torch.cuda._initialized)
 
 def test_new_tensors_lie_on_the_device():
     meta = torch.device("meta")
-    with on_gpu.OnGPU(meta):
+    with on_gpu.on_gpu(meta):
         made = [
             torch.empty(2),
             torch.tensor([1.0]),
@@ -270,6 +271,7 @@ def test_new_tensors_lie_on_the_device():
             torch.randn(2, generator=torch.Generator(), requires_grad=True),
             torch.nn.Linear(2, 2).weight,
             torch.zeros(2).normal_(generator=torch.Generator()),
+            torch.randn_like(torch.zeros(2)),
         ]
         named = torch.zeros(2, device="cpu")
     assert all(tensor.device == meta for tensor in made) and named.device.type == "cpu"
@@ -287,12 +289,43 @@ def test_and_random_numbers_are_those_of_the_cpu():
             torch.randint(9, (4,)),
             torch.nn.Linear(3, 3).weight.detach(),
             torch.empty(3).uniform_(generator=generator),
+            torch.nn.Embedding(3, 3).weight.detach(),
+            torch.randn_like(torch.ones(2)),
         ]
 
     right = drawn()
-    with on_gpu.OnGPU(torch.device("cpu")):
+    with on_gpu.on_gpu(torch.device("cpu")):
         seen = drawn()
     assert all(map(torch.equal, seen, right))
+    state = torch.get_rng_state()
+    with on_gpu.on_gpu(torch.device("meta")):  # nothing is drawn there: what the CPU has drawn is what was
+        drawn()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward pass makes a tensor."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        MADE.append(torch.ones(3))
+        return 2 * grad
+
+
+MADE: list[torch.Tensor] = []
+
+
+def test_so_do_those_of_a_backward_pass():
+    MADE.clear()
+    with on_gpu.on_gpu(torch.device("meta")):
+        x = torch.ones(3, requires_grad=True)
+        Doubled.apply(x).sum().backward()
+        torch.autograd.grad(Doubled.apply(x).sum(), x)
+    assert [tensor.device.type for tensor in MADE] == ["meta", "meta"]
 
 
 BY_HOST = """

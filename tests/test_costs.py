@@ -14,7 +14,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import cases, collectives, rehearse
-from utils import catalogue, costs, loss
+from utils import catalogue, costs
 from utils.model import TransformerLM
 from utils.costs.published import families, families_of, runs
 from utils.plan import LINK_SHARE, MEMORY_SHARE, Model, Plan
@@ -41,11 +41,6 @@ def test_parameters_are_the_models(sizes):
     assert costs.parameters(described) == sum(p.numel() for p in model.parameters())
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     assert costs.matmul_parameters(described) == products  # no table of embeddings, no norm
-
-
-def test_the_loss_makes_as_many_logits_at_a_time_as_its_cost_says():
-    """Written twice, for a plan is to be had without loading torch."""
-    assert costs.PIECE == loss.PIECE
 
 
 def test_flops_are_those_that_torch_counts():

@@ -82,9 +82,9 @@ def ranks_work(rank, folder):
                 agree(group, V, torch.float64)
             agree(group, 11, torch.float64, nothing=True)
             agree(group, 11, torch.float32, scale=1e4, rtol=1e-4)
-            pieces, loss.PIECE = loss.PIECE, 16 * -(-11 // world)  # 16 tokens at a time, on all ranks
+            pieces, loss.PIECE_ON_CPU = loss.PIECE_ON_CPU, 16 * -(-11 // world)  # 16 tokens at a time, on all ranks
             agree(group, 11, torch.float64)
-            loss.PIECE = pieces
+            loss.PIECE_ON_CPU = pieces
             frozen(group)
             autocast(group)
     dist.barrier()

@@ -39,7 +39,7 @@ class VocabParallelHeadLoss(torch.autograd.Function):
         grad_h_ND = torch.empty_like(h_ND) if learn else None
         grad_weight_WD = torch.zeros_like(weight_WD, dtype=exact) if learn else None
         # Each piece is a message, so all ranks must cut in the same way: by `rows`, not by the rows on this rank.
-        columns = max(1, min(len(h_ND), loss.PIECE // rows // 16 * 16))
+        columns = loss.tokens_of_a_piece(len(h_ND), rows, h_ND.device)
         for start in range(0, len(h_ND), columns):
             h_CD, y_1C = h_ND[start : start + columns], y_N[None, start : start + columns]
             counts_1C = (y_1C != ignore).to(exact)

@@ -12,9 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from utils.plan import PIECE_ON_CPU, PIECE_ON_GPU
 from utils.products import factor
-
-PIECE = 16_000_000  # logits at a time: tokens enough for a fast matrix product, 64 MB in float32
 
 
 class HeadLoss(torch.autograd.Function):
@@ -29,7 +28,7 @@ class HeadLoss(torch.autograd.Function):
         total = h_ND.new_zeros((), dtype=exact)
         grad_h_ND = torch.empty_like(h_ND) if learn else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if learn else None
-        columns = max(1, min(N, PIECE // V // 16 * 16))  # a row of a piece begins on a cache line
+        columns = tokens_of_a_piece(N, V, h_ND.device)
         logits = h_ND.new_empty(V * columns)  # one place for all pieces: fresh memory costs as much as the softmax
         softmax = logits if h_ND.dtype == exact else torch.empty_like(logits, dtype=exact)
         for start in range(0, N, columns):
@@ -64,6 +63,12 @@ class HeadLoss(torch.autograd.Function):
     def backward(ctx, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_h_ND, grad_weight_VD = ctx.saved_tensors
         return grad_h_ND * grad_total, (grad_weight_VD * grad_total).to(ctx.weight_dtype), None, None, None
+
+
+def tokens_of_a_piece(tokens: int, words: int, device: torch.device) -> int:
+    """How many tokens are taken at a time: a multiple of 16, so that each row of a piece begins on a cache line."""
+    piece = PIECE_ON_CPU if device.type == "cpu" else PIECE_ON_GPU
+    return max(1, min(tokens, piece // words // 16 * 16))
 
 
 def head_loss(h: Tensor, weight: Tensor, y: Tensor, ignore: int) -> Tensor:

@@ -170,7 +170,7 @@ def loaded(content: bytes) -> Any:
             [entry.filename for entry in packed[:1]],
         )
     try:
-        return torch.load(io.BytesIO(content), weights_only=True)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         raise Wrong(
             "the checkpoint does not load with torch.load(weights_only=True): it holds objects, not weights",
@@ -352,7 +352,7 @@ def same_run(serial, run, world):
 
 
 def read(content: bytes) -> dict[str, Any]:
-    return torch.load(io.BytesIO(content), weights_only=True)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def together(ranks, what):

@@ -27,7 +27,6 @@ from utils.costs.counts import (
     parts,
 )
 from utils.costs.memory import (
-    PIECE,
     activations,
     alive,
     block_activations,
@@ -53,7 +52,6 @@ GIVES_AWAY = """
 
 __all__ = [
     "AXES",
-    "PIECE",
     "SETTINGS",
     "USABLE",
     "Choice",

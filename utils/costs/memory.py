@@ -9,8 +9,6 @@ from utils.plan import Model, Plan
 
 TAUGHT_IN = "10_strategy"
 
-PIECE = 16_000_000  # logits that the course's loss makes at a time
-
 
 def memory(model: Model, plan: Plan, stage: int | None = None) -> dict[str, float]:
     """Bytes of a rank of a pipeline stage by kind, as in `moments`, at its peak; by default of the stage with the
@@ -188,7 +186,7 @@ def logits(model: Model, plan: Plan) -> float:
     waiting, w = alive(plan, plan.pp - 1) * kept_logits(model, plan), plan.bytes.activation
     if plan.whole_logits:
         return waiting + (2 * kept_logits(model, plan) if w == 2 else 0.0)
-    piece = min(PIECE, tokens(model, plan) * model.vocabulary / plan.tp) * (4 if w == 4 else 4 + w)
+    piece = min(plan.piece, tokens(model, plan) * model.vocabulary / plan.tp) * (4 if w == 4 else 4 + w)
     return waiting + max(piece, kept_logits(model, plan))
 
 

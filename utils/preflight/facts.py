@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from utils import nccl
 from utils.job import granted_gpus
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def versions() -> dict[str, str]:
     """Of Python, torch and what it brings, and of every package in requirements.txt."""
     found = {"Python": platform.python_version(), "torch": str(torch.__version__), "CUDA": str(torch.version.cuda)}
     if torch.cuda.is_available():
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["NCCL"] = ".".join(map(str, nccl.version()))
     for name in re.findall(r"^([\w-]+)", (COURSE / "requirements.txt").read_text("utf-8"), re.MULTILINE):
         if name not in found:
             with suppress(metadata.PackageNotFoundError):

@@ -8,8 +8,8 @@ waits for it |
 | a waiting thread sleeps | a waiting thread spins | the driver is told to sleep |
 | messages between two ranks go concurrently | one after another, unless batched: a correct pair hangs | they use gloo |
 | hooks run in the thread that calls backward | in a thread of the GPU's | in the thread that calls |
-| a new tensor is on the device of the communication | it is on the CPU, if no device is named | `OnGPU` puts it on the
-GPU |
+| a new tensor is on the device of the communication | it is on the CPU, if no device is named | `on_gpu` puts it on
+the GPU |
 
 Messages: https://github.com/NVIDIA/nccl/issues/479, https://github.com/pytorch/pytorch/issues/129341.
 
@@ -17,13 +17,16 @@ A rank that hangs on a GPU is ended like any other, by SIGKILL: its CUDA context
 spinning kernel. NCCL's watchdog is not used.
 """
 
+import contextlib
 import ctypes
+import functools
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 DEVICE = torch.device("cuda", 0)  # each rank sees one GPU, as if it were alone on a node
@@ -86,31 +89,91 @@ def message(host: Any, name: str, tensor: torch.Tensor, peer: int | None, channe
     return (host.send if name == "send" else host.recv)([tensor], peer, tag)
 
 
-RANDOM = {torch.rand, torch.randn, torch.randint, torch.randperm}
-RANDOM_IN_PLACE = {
-    getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
-}
+IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+RANDOM = ("rand", "randn", "randint", "randperm")
+RANDOM_LIKE = ("rand_like", "randn_like", "randint_like")
+NEW = sorted({function.__name__ for function in _device_constructors()} & set(dir(torch)) - set(RANDOM))
 
 
-class OnGPU(TorchFunctionMode):
-    """While it is active, new tensors without a named device are on `device`, as with `torch.set_default_device`.
-    Random numbers are drawn on the CPU, so that a seed gives the same numbers everywhere.
+@contextlib.contextmanager
+def on_gpu(device: torch.device = DEVICE) -> Iterator[None]:
+    """While it is entered, new tensors without a named device are on `device`, and random numbers are drawn on the CPU,
+    so that a seed gives the same numbers everywhere.
+
+    `torch.set_default_device` does the first, but not in a backward pass: its mode is off in what it has called, and
+    `backward` is called by it, as are the functions of `torch.nn.init`. So the functions themselves are replaced.
     """
+    with contextlib.ExitStack() as replaced:
+        for names, owner, wrapper in (
+            (NEW, torch, placed),
+            (RANDOM, torch, drawn),
+            (RANDOM_LIKE, torch, drawn_like),
+            (IN_PLACE, torch.Tensor, drawn_in_place),
+        ):
+            for name in names:
+                replacement = wrapper(getattr(owner, name), device)
+                replaced.enter_context(mock.patch.object(owner, name, replacement))
+        yield
 
-    def __init__(self, device: torch.device = DEVICE) -> None:
-        super().__init__()
-        self.device = device
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if function in RANDOM_IN_PLACE and args[0].device == self.device:
-            tensor = args[0]
-            drawn = function(torch.empty_like(tensor, device="cpu", requires_grad=False), *args[1:], **kwargs)
-            with torch.no_grad():
-                return tensor.copy_(drawn)
-        if function not in _device_constructors() or kwargs.get("device") is not None:
-            return function(*args, **kwargs)
-        if function not in RANDOM:
-            return function(*args, **{**kwargs, "device": self.device})
-        wants_grad = kwargs.pop("requires_grad", False)
-        return function(*args, **{**kwargs, "device": "cpu"}).to(self.device).requires_grad_(wants_grad)
+def placed(function: Callable, device: torch.device) -> Callable:
+    """A function that makes a tensor: on `device`, if none is named."""
+
+    @functools.wraps(function)
+    def make(*args: Any, **how: Any) -> torch.Tensor:
+        if how.get("device") is None:
+            how["device"] = device
+        return function(*args, **how)
+
+    return make
+
+
+def by_cpu(how: dict) -> bool:
+    """Whether the CPU can draw: a generator belongs to one device."""
+    return how.get("generator") is None or how["generator"].device.type == "cpu"
+
+
+def drawn(function: Callable, device: torch.device) -> Callable:
+    """A function that draws a tensor."""
+
+    @functools.wraps(function)
+    def draw(*args: Any, **how: Any) -> torch.Tensor:
+        if torch.device(how.get("device") or device) != device or not by_cpu(how):
+            return function(*args, **how)
+        wants_grad = how.pop("requires_grad", False)
+        return function(*args, **how | {"device": "cpu"}).to(device).requires_grad_(wants_grad)
+
+    return draw
+
+
+def drawn_like(function: Callable, device: torch.device) -> Callable:
+    """A function that draws a tensor of the same shape as another one."""
+
+    @functools.wraps(function)
+    def draw(tensor: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        if not plain_on(tensor, device) or how.get("device") is not None or not by_cpu(how):
+            return function(tensor, *args, **how)
+        wants_grad = how.pop("requires_grad", False)
+        shape = torch.empty_like(tensor, device="cpu", requires_grad=False)
+        return function(shape, *args, **how).to(device).requires_grad_(wants_grad)
+
+    return draw
+
+
+def drawn_in_place(method: Callable, device: torch.device) -> Callable:
+    """A method that fills a tensor with random numbers."""
+
+    @functools.wraps(method)
+    def fill(tensor: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        if not plain_on(tensor, device) or not by_cpu(how):
+            return method(tensor, *args, **how)
+        numbers = method(torch.empty_like(tensor, device="cpu", requires_grad=False), *args, **how)
+        with torch.no_grad():
+            return tensor.copy_(numbers)
+
+    return fill
+
+
+def plain_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether it is on `device`, and not one of several parts (a DTensor draws by itself)."""
+    return tensor.device == device and type(tensor) in (torch.Tensor, torch.nn.Parameter)

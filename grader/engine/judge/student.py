@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from grader.engine.jobs import batch, stand_ins
 from grader.engine.judge.verdict import BadDraw, Wrong, count_of
 from grader.engine.lesson import lessons, regions
+from grader.engine.ranks.backends import NoBackend
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job, Private
@@ -293,7 +294,8 @@ class Student:
         try:
             run = (runner or self.runner).run(Job(units, self.module, **how))
         except Exception as error:  # a student's faults are recorded in the run
-            machines = isinstance(error, (OSError, RuntimeError, Unjudged)) and not isinstance(error, RecursionError)
+            machines = isinstance(error, (OSError, RuntimeError, Unjudged, NoBackend))
+            machines &= not isinstance(error, RecursionError)
             if machines or not units:
                 raise Unjudged(f"{type(error).__name__}: {error}") from error
             # Evidence left by a stranger's code makes its reader fail: that is a verdict, not a failure of the grader.

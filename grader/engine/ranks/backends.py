@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 WISHES = ("auto", "gloo", "nccl")
 SHARES = (2, 30)  # since this NCCL, several ranks may use one GPU: NCCL_MULTI_RANK_GPU_ENABLE
-RANKS_A_GPU = 8  # how many may then share it: as many as the largest run of any check
+RANKS_A_GPU = 9  # how many may then share it: as many as the largest run of any check
 
 
 class NoBackend(ValueError):
@@ -82,7 +82,9 @@ def choose(wish: str) -> Backend:
         return GLOO
     import torch
 
-    return Backend(visible(torch.cuda.device_count()), torch.cuda.nccl.version()[:3], strict=wish == "nccl")
+    from utils import nccl
+
+    return Backend(visible(torch.cuda.device_count()), nccl.version(), strict=wish == "nccl")
 
 
 def for_a_class(wish: str) -> Backend:
