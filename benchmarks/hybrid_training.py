@@ -1,10 +1,13 @@
-"""Losses of runs over four axes against one process's, 50 steps: python benchmarks/hybrid_training.py [shape …]
+"""Losses of runs over four axes against one process's, 50 steps.
 
-For each shape, such as "--pp 2 --shard 2 --tp 2": the largest relative difference of any line of metrics.jsonl (losses
-of steps, epochs, validation and test) from the serial script's. AdamW, a text of random words, four blocks. Eight
-processes on few cores take minutes.
+    python benchmarks/hybrid_training.py
+
+For each shape, the largest relative difference of any line of metrics.jsonl (losses of steps, epochs, validation and
+test) from the serial script's. AdamW, a text of random words, four blocks. Eight processes on few cores take minutes.
 """
 
+import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -46,16 +49,24 @@ def difference(serial: list[dict], job: Run) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", action="append", metavar="FLAGS", help='such as "--pp 2 --tp 2"; default: eight')
+    parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
+    args = parser.parse_args()
+    found = []
     print("ranks  steps  largest difference  shape")
     with Runner() as runner:
         student = Student(runner, "hybrid_training", lessons.units("hybrid_training", "solutions"), [])
         serial = reported(student.serial(["--data", "data", "--out", "out", *LONG], corpus(student)))
         steps = sum(line["kind"] == "step" for line in serial)
-        for flags in sys.argv[1:] or SHAPES:
+        for flags in args.shape or SHAPES:
             world = ranks_of(flags)
             runs = [[world, [*LONG, *flags.split()]]]
             job = student.call(checks.mains_on_rank, world=world, group=False, runs=runs, data=corpus(student))
-            print(f"{world:5}  {steps:5}  {difference(serial, job):18.1e}  {flags}", flush=True)
+            found.append({"ranks": world, "steps": steps, "difference": difference(serial, job), "shape": flags})
+            print(f"{world:5}  {steps:5}  {found[-1]['difference']:18.1e}  {flags}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

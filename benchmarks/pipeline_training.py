@@ -1,9 +1,13 @@
-"""Losses of pipelines over 50 steps against one process's: python benchmarks/pipeline_training.py
+"""Losses of pipelines against one process's, 50 steps.
+
+    python benchmarks/pipeline_training.py
 
 For each number of ranks, stages and schedule: the largest relative difference of any line of metrics.jsonl (losses of
 steps, epochs, validation and test) from the serial script's. AdamW, a text of random words, four or eight blocks.
 """
 
+import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -34,6 +38,10 @@ def difference(student: Student, ranks: int, flags: str) -> tuple[int, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
+    args = parser.parse_args()
+    found = []
     print(f"{'ranks':>5} {'pp':>3}  {'schedule':12} {'steps':>5}  largest relative difference")
     with Runner() as runner:
         student = Student(runner, "pipeline_training", lessons.units("pipeline_training", "solutions"), [])
@@ -43,6 +51,9 @@ def main() -> None:
                 flags = f"--layers {layers} --pp {pp} --schedule {schedule} --microbatches {m}"
                 steps, worst = difference(student, ranks, flags)
                 print(f"{ranks:5} {pp:3}  {schedule:12} {steps:5}  {worst:.1e}", flush=True)
+                found.append({"ranks": ranks, "pp": pp, "schedule": schedule, "steps": steps, "difference": worst})
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The choice of a backend, its refusals and words; and of what ranks do on GPUs, all that can be seen without one."""
 
+import io
 import os
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.run import Run
 from grader.engine.walls import sandbox
+from grader.kit.scripts import loaded, read
 from tests.test_engine import launch
-from utils import nccl as loaded
+from utils import nccl
 
 OLD, NEW = (2, 29, 7), (2, 30, 7)
 
@@ -30,10 +32,10 @@ OLD, NEW = (2, 29, 7), (2, 30, 7)
 def machine(monkeypatch):
     """Lets torch say that there are GPUs, and an NCCL. The choice asks nothing else."""
 
-    def has(gpus: int, nccl: tuple[int, ...] = NEW, visible: str | None = None) -> None:
+    def has(gpus: int, version: tuple[int, ...] = NEW, visible: str | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(loaded, "version", lambda: nccl)
+        monkeypatch.setattr(nccl, "version", lambda: version)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         if visible is None:
@@ -326,6 +328,14 @@ def test_so_do_those_of_a_backward_pass():
         Doubled.apply(x).sum().backward()
         torch.autograd.grad(Doubled.apply(x).sum(), x)
     assert [tensor.device.type for tensor in MADE] == ["meta", "meta"]
+
+
+def test_a_checkpoint_of_a_gpu_is_read_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    saved = io.BytesIO()
+    torch.save({"weight": torch.ones(3)}, saved)
+    monkeypatch.undo()
+    assert all(weights["weight"].device.type == "cpu" for weights in (loaded(saved.getvalue()), read(saved.getvalue())))
 
 
 BY_HOST = """
