@@ -275,8 +275,11 @@ def test_new_tensors_lie_on_the_device():
             torch.zeros(2).normal_(generator=torch.Generator()),
             torch.randn_like(torch.zeros(2)),
         ]
-        named = torch.zeros(2, device="cpu")
-    assert all(tensor.device == meta for tensor in made) and named.device.type == "cpu"
+        elsewhere = [torch.zeros(2, device="cpu")]
+        with torch.device("cpu"):
+            elsewhere += [torch.zeros(2), torch.rand(2), torch.nn.Linear(2, 2).weight]
+    assert all(tensor.device == meta for tensor in made)
+    assert all(tensor.device.type == "cpu" for tensor in elsewhere)
     assert made[3].is_leaf and made[3].requires_grad
 
 

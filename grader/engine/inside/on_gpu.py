@@ -27,7 +27,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.utils._device import _device_constructors
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
 
 DEVICE = torch.device("cuda", 0)  # each rank sees one GPU, as if it were alone on a node
 CU_CTX_SCHED_BLOCKING_SYNC = 4  # cuda.h
@@ -121,11 +122,15 @@ def placed(function: Callable, device: torch.device) -> Callable:
 
     @functools.wraps(function)
     def make(*args: Any, **how: Any) -> torch.Tensor:
-        if how.get("device") is None:
-            how["device"] = device
-        return function(*args, **how)
+        return function(*args, **how | {"device": named(how) or device})
 
     return make
+
+
+def named(how: dict) -> torch.device | str | None:
+    """The device that a call names, or a `with torch.device(…)` around it."""
+    around = [mode.device for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    return how.get("device") or (around[-1] if around else None)
 
 
 def by_cpu(how: dict) -> bool:
@@ -138,7 +143,7 @@ def drawn(function: Callable, device: torch.device) -> Callable:
 
     @functools.wraps(function)
     def draw(*args: Any, **how: Any) -> torch.Tensor:
-        if torch.device(how.get("device") or device) != device or not by_cpu(how):
+        if torch.device(named(how) or device) != device or not by_cpu(how):
             return function(*args, **how)
         wants_grad = how.pop("requires_grad", False)
         return function(*args, **how | {"device": "cpu"}).to(device).requires_grad_(wants_grad)
