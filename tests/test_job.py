@@ -5,10 +5,14 @@ import re
 import subprocess
 import sys
 
+import pynvml
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from course_copy import Course
+from grader.engine.commands import launch
+from grader.engine.commands.cli import app
 from grader.engine.jobs import machine
 from grader.engine.lesson import lessons
 from utils import job, metrics
@@ -88,6 +92,60 @@ def test_what_is_refused(env, flag, by, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         job.prepare(args)
     assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"error: {by} on ")
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "flag", "refused"),
+    [(2, 1, "auto", True), (4, 2, "cuda", True), (2, 2, "auto", False), (2, 0, "auto", False), (2, 1, "cpu", False)],
+)
+def test_fewer_gpus_than_processes(processes, gpus, flag, refused, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    args = training_parser("x").parse_args(["--device", flag])
+    if not refused:
+        assert job.prepare(args) is None
+        return
+    with pytest.raises(SystemExit) as stop:
+        job.prepare(args)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert re.search(rf"{processes} processes on \S+, and torch sees {gpus} GPU.*--device cpu", said)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nproc", "flags", "cpu"),
+    [
+        (1, "2", [], True),
+        (1, "1", [], False),
+        (2, "1,2,4", [], True),
+        (0, "2", [], False),
+        (1, "2", ["--device=cuda"], False),
+    ],
+)
+def test_run_goes_to_the_cpu_where_gpus_are_too_few(gpus, nproc, flags, cpu, monkeypatch):
+    monkeypatch.setattr("grader.engine.commands.run.gpus_here", lambda: gpus)
+    done = CliRunner().invoke(app, ["run", "ddp_training", "--nproc", nproc, "--dry-run", "--", *flags])
+    assert done.exit_code == 0, done.output
+    assert (done.output.count("--device cpu") == len(nproc.split(","))) is cpu and ("a GPU each" in done.output) is cpu
+
+
+@pytest.mark.parametrize(
+    ("there", "visible", "found"), [(None, None, 0), (2, None, 2), (2, "1", 1), (2, "", 0), (2, "-1", 0), (1, "0,1", 1)]
+)
+def test_gpus_here(there, visible, found, monkeypatch):
+    def start():
+        if there is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: there)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert launch.gpus_here() == found
 
 
 @pytest.mark.parametrize(

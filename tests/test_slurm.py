@@ -57,6 +57,41 @@ def late(cluster, course):
     return job.stdout.strip()
 
 
+STEPS, PAUSE = 900, 0.25  # together longer than two jobs of two minutes, less their start and the 30 s before the end
+LASTING = (
+    "--data random --epochs 100000 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 1"
+    f" --save-every 0 --device cpu --max-steps {STEPS}"
+).split()
+
+
+@pytest.fixture(scope="module")
+def requeued(cluster, tmp_path_factory):
+    """The folder and the number of a job that meets its limit twice, submitted before the others: it takes ten minutes.
+
+    Slurm looks every 30 s, so the signal comes 30 to 60 s before the limit. A job that is requeued starts again when
+    its credential has expired: after two minutes by default, sooner here (cred_expire). After each step it pauses, as
+    if its model were large, and leaves the processors to other tests.
+    """
+    slow = Course(tmp_path_factory.mktemp("slow") / "course")
+    slow.solve("resilient_training", tuple(lessons.titles("resilient_training")))
+    script = slow.folder / "train" / "resilient_training.py"
+    step = "        optimizer.step()\n"
+    assert script.read_text().count(step) == 1
+    script.write_text(script.read_text().replace(step, f"{step}        time.sleep({PAUSE})\n"))
+    options = ["--parsable", "--nodes=1", "--gres=gpu:2", "--time=2", "--signal=USR1@30"]
+    job = cluster.ask(
+        "sbatch",
+        *HERE,
+        *options,
+        "sbatch/resilient_training.sbatch",
+        *LASTING,
+        cwd=slow.folder,
+        WORKBOOK_PYTHON=sys.executable,
+    )
+    assert job.returncode == 0, job
+    return slow.folder, job.stdout.strip()
+
+
 def losses(folder):
     """The lines of metrics.jsonl, without what depends on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -100,7 +135,7 @@ def submitted(cluster, folder, file, *options, flags=()):
         (True, "single_gpu_training", [], []),
     ],
 )
-def test_a_job_has_the_losses_of_the_serial_run(cluster, course, late, serial, below, name, options, flags):
+def test_a_job_has_the_losses_of_the_serial_run(cluster, course, requeued, late, serial, below, name, options, flags):
     folder, file = (course.folder / "sbatch", f"{name}.sbatch") if below else (course.folder, f"sbatch/{name}.sbatch")
     job, output = submitted(cluster, folder, file, *options, flags=flags)
     assert output.count("test loss") == 1, output
@@ -207,48 +242,10 @@ def test_a_job_that_was_granted_gpus_and_sees_none_is_refused(cluster, course):
 
 
 def test_a_time_limit(cluster, course, late):
-    """Last, for it takes a minute and more: Slurm says why the job ended."""
+    """Late, for it takes a minute and more: Slurm says why the job ended."""
     cluster.ended(late)
     output = (course.folder / "late.out").read_text()
     assert output.startswith("begun") and "DUE TO TIME LIMIT" in output
-
-
-def steps_of(folder):
-    return [(step, loss) for kind, step, _, loss in losses(folder) if kind == "step"]
-
-
-STEPS, PAUSE = 900, 0.25  # together longer than two jobs of two minutes, less their start and the 30 s before the end
-
-
-def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course):
-    """Slurm looks every 30 s, so the signal comes 30 to 60 s before the limit. A job that is requeued starts again when
-    its credential has expired: after two minutes by default, sooner here (cred_expire).
-
-    After each step the job pauses, as if its model were large, and leaves the processors to other tests.
-    """
-    flags = "--data random --epochs 100000 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 2 --log-every 1"
-    flags = [*flags.split(), *f"--save-every 0 --device cpu --max-steps {STEPS}".split()]
-    run = [*TORCHRUN, "solutions/train/resilient_training.py", *flags, "--out", "runs/straight"]
-    env = course.environment(OMP_NUM_THREADS="1")
-    subprocess.run(run, cwd=course.folder, env=env, check=True, capture_output=True, timeout=1500)
-    right = steps_of(course.folder / "runs" / "straight")
-
-    script = course.folder / "train" / "resilient_training.py"
-    step = "        optimizer.step()\n"
-    given = script.read_text()
-    assert given.count(step) == 1
-    script.write_text(given.replace(step, f"{step}        time.sleep({PAUSE})\n"))
-    options = ["--nodes=1", "--gres=gpu:2", "--time=2", "--signal=USR1@30", "sbatch/resilient_training.sbatch", *flags]
-    job, code = cluster.job(*HERE, *options, patience=3000, cwd=course.folder, WORKBOOK_PYTHON=sys.executable)
-    script.write_text(given)
-    output = (course.folder / f"resilient_training-{job}.out").read_text()
-    assert code == 0, output
-    stops = re.findall(r"asked to stop: saved at step (\d+)", output)
-    assert len(stops) >= 2 and re.findall(r"resumes from runs/\S+/step-(\d+)", output) == stops, output
-    seen = steps_of(course.folder / "runs" / f"resilient_training-{job}")
-    # A run that stops logs the mean since its last line, which is here each step's own.
-    assert [step for step, _ in seen] == [step for step, _ in right]
-    assert [loss for _, loss in seen] == pytest.approx([loss for _, loss in right], rel=1e-4)
 
 
 def test_a_class_is_graded_by_an_array_of_jobs(cluster, course, tmp_path):
@@ -280,3 +277,25 @@ def test_a_class_is_graded_by_an_array_of_jobs(cluster, course, tmp_path):
         }
     # Two jobs; their results may still be on their way, for a mark counts as soon as it is there.
     assert len(list((tmp_path / "out" / "slurm").glob("*_0_log.out"))) == 2
+
+
+def test_a_run_meets_its_limit_twice_and_is_requeued(cluster, course, requeued):
+    run = [*TORCHRUN, "solutions/train/resilient_training.py", *LASTING, "--out", "runs/straight"]
+    env = course.environment(OMP_NUM_THREADS="1")
+    subprocess.run(run, cwd=course.folder, env=env, check=True, capture_output=True, timeout=1500)
+    right = steps_of(course.folder / "runs" / "straight")
+
+    folder, job = requeued
+    code = cluster.ended(job, patience=3000)
+    output = (folder / f"resilient_training-{job}.out").read_text()
+    assert code == 0, output
+    stops = re.findall(r"asked to stop: saved at step (\d+)", output)
+    assert len(stops) >= 2 and re.findall(r"resumes from runs/\S+/step-(\d+)", output) == stops, output
+    seen = steps_of(folder / "runs" / f"resilient_training-{job}")
+    # A run that stops logs the mean since its last line, which is here each step's own.
+    assert [step for step, _ in seen] == [step for step, _ in right]
+    assert [loss for _, loss in seen] == pytest.approx([loss for _, loss in right], rel=1e-4)
+
+
+def steps_of(folder):
+    return [(step, loss) for kind, step, _, loss in losses(folder) if kind == "step"]

@@ -21,7 +21,8 @@ def prepare(args: argparse.Namespace) -> None:
     --watch, what it does is noted after this call.
 
     Exits with code 2 where there should be GPUs and torch sees none: a job that trains on CPUs without a word wastes
-    the hours of the GPUs. It must come before the first call of torch.cuda, which looks at the environment once.
+    the hours of the GPUs; and where there are fewer than processes. It must come before the first call of torch.cuda,
+    which looks at the environment once.
     """
     end_with_starter()
     with suppress(AttributeError):  # in a notebook it is not a file
@@ -36,6 +37,13 @@ def prepare(args: argparse.Namespace) -> None:
     if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
         asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
         _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if args.device != "cpu" and "TORCHELASTIC_RUN_ID" in os.environ and 0 < gpus < processes:  # torchrun: all see all
+        there = f"{processes} processes on {socket.gethostname()}, and torch sees {_count(gpus, 'GPU')}"
+        _refuse(
+            f"torchrun starts {there}, but each needs its own. Start {gpus}, or train on CPUs with --device cpu;"
+            " docs/students.md says how two can share one"
+        )
     if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
         print0(
             "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from grader.engine.jobs.scheduler import State
 
 
+def gpus_here() -> int:
+    """GPUs that a process here may use, as the driver and CUDA_VISIBLE_DEVICES say. Loads no torch."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        there = pynvml.nvmlDeviceGetCount()
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there))))
+        return min(there, len([name for name in named.split(",") if name.strip() not in ("", "-1")]))
+    return 0
+
+
 def run_once(
     script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0, watched: bool = True
 ) -> int:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, own_file
-from grader.engine.commands.launch import follow, run_as_job, run_once, say_report, submit
+from grader.engine.commands.launch import follow, gpus_here, run_as_job, run_once, say_report, submit
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 from utils.watched.record import forget, out_folder
@@ -60,11 +60,17 @@ def run(
     if not all(count.isdecimal() and int(count) for count in counts):
         fail(f"--nproc {nproc}: a number of processes, or several, as in --nproc 1,2,4")
     counts = sorted({int(count) for count in counts})
-    out = out_folder(args or [], f"runs/{lesson}")
+    args = args or []
+    named = any(arg.partition("=")[0] == "--device" for arg in args)
+    if not named and 0 < (gpus := gpus_here()) < counts[-1]:
+        args = [*args, "--device", "cpu"]
+        here = "there is 1" if gpus == 1 else f"there are {gpus}"
+        say(f"{counts[-1]} processes need a GPU each, and {here}, so they train on the CPU")
+    out = out_folder(args, f"runs/{lesson}")
     code, began = 0, time.time()
     for count in counts:
         folder = out / f"nproc-{count}" if len(counts) > 1 else out
-        code = code or run_once(script, count, args or [], folder, dry_run, counts[-1], watched)
+        code = code or run_once(script, count, args, folder, dry_run, counts[-1], watched)
         forget(folder)
     if not dry_run and code != 130:
         say_report(out, began)
