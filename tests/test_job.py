@@ -108,6 +108,9 @@ def test_fewer_gpus_than_processes(processes, gpus, flag, refused, monkeypatch, 
     if not refused:
         assert job.prepare(args) is None
         return
+    with monkeypatch.context() as with_nccl:
+        with_nccl.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        assert job.prepare(args) is None
     with pytest.raises(SystemExit) as stop:
         job.prepare(args)
     said = capsys.readouterr().err

@@ -38,7 +38,8 @@ def prepare(args: argparse.Namespace) -> None:
         asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
         _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if args.device != "cpu" and "TORCHELASTIC_RUN_ID" in os.environ and 0 < gpus < processes:  # torchrun: all see all
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # then all see the same GPUs
+    if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not share_gpus():
         there = f"{processes} processes on {socket.gethostname()}, and torch sees {_count(gpus, 'GPU')}"
         _refuse(
             f"torchrun starts {there}, but each needs its own. Start {gpus}, or train on CPUs with --device cpu;"
@@ -63,6 +64,11 @@ def granted_gpus() -> tuple[str, int]:
         if env.get(name, "").isdecimal() and int(env[name]):
             return by, int(env[name])
     return "", 0
+
+
+def share_gpus() -> bool:
+    """Whether NCCL is to let several ranks use one GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0"
 
 
 def why_no_gpu() -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def gpus_here() -> int:
-    """GPUs that a process here may use, as the driver and CUDA_VISIBLE_DEVICES say. Loads no torch."""
+    """GPUs that processes here may use, as the driver and CUDA_VISIBLE_DEVICES say. Loads no torch."""
     import pynvml
 
     with suppress(pynvml.NVMLError):

@@ -62,7 +62,8 @@ def run(
     counts = sorted({int(count) for count in counts})
     args = args or []
     named = any(arg.partition("=")[0] == "--device" for arg in args)
-    if not named and 0 < (gpus := gpus_here()) < counts[-1]:
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0"
+    if not named and not shared and 0 < (gpus := gpus_here()) < counts[-1]:
         args = [*args, "--device", "cpu"]
         here = "there is 1" if gpus == 1 else f"there are {gpus}"
         say(f"{counts[-1]} processes need a GPU each, and {here}, so they train on the CPU")
