@@ -59,6 +59,16 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"left to ./workbook test --all: {', '.join(LONG.values())}, …")
 
 
+@pytest.fixture(autouse=True)
+def environment():
+    """What a test leaves in the environment is gone for the next one: `launch_environment`, for example, sets RANK."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def runner():
     """One warm fork-server for all tests of this process: each run has fresh ranks."""
@@ -70,7 +80,7 @@ def runner():
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A Slurm of two nodes on this machine."""
+    """A Slurm of four nodes on this machine."""
     import slurm
 
     with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from utils.data import corpus_name
-from utils.distributed import launch_environment, print0
+from utils.distributed import launch_environment, launched, print0
 from utils.products import has_units
 from utils.starter import end_with_starter
 
@@ -89,7 +89,7 @@ def why_no_gpu() -> str:
 
 def _refuse(message: str) -> None:
     # One line a node, not from rank 0 only: a node other than its own may have none.
-    if launch_environment().local_rank == 0:
+    if launched().local_rank == 0:
         print(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)
 
