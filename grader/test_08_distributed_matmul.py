@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from grader.kit import (
     CROSSED,
     Given,
-    Peak,
     check_given,
     as_evidence,
     check_tensor,
@@ -58,7 +57,7 @@ from grader.kit import (
     check_delivery,
     todo,
 )
-from utils.memory import Storages, settled
+from utils.memory import SettledPeak, Storages
 
 BUILDS = "matrix products on 1-D, 2-D and 3-D grids: Cannon, SUMMA, AxoNN; the best grid"
 
@@ -220,21 +219,6 @@ def check_moved(told, events, most, why, whose="sends", hint=""):
             rank,
             hint,
         )
-
-
-class SettledPeak(Peak):
-    """A peak above `limit` counts only if it lasts: gloo's own thread lets go of a tensor a moment after its message is
-    over.
-    """
-
-    def __init__(self, tensors, limit):
-        self.limit = limit
-        super().__init__(tensors)
-
-    def count(self, newest, ref):
-        alive = settled(self.bytes_alive, lambda alive: sum(alive.values()) > max(self.limit, self.most))
-        self.at_most = sum(alive.values())
-        self.most = max(self.most, self.at_most)
 
 
 def check_alive(told, ranks, why, hint):

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from grader.engine.inside import observe
-from utils.memory import Peak, Storages, held
+from utils.memory import SettledPeak, Storages, held
 from utils.model import TransformerLM
 
 
-class WholePeak(Peak):
+class WholePeak(SettledPeak):
     """Counts what FSDP gathers, too: it writes it into tensors that were empty, which are arguments."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -30,8 +30,7 @@ def function(student, rank, world, name, value):
 
 def script_steps(student, rank, world, argv, models):
     """Of each of these models, two steps, as the script makes it parallel: bytes that a rank holds in the second, by
-    kind. Its messages come after the second of
-    each three marks.
+    kind. Its messages come after the second of each three marks. `peak` of a model is the most that it should hold.
     """
     args = student.parse_args(argv)
     mesh = student.make_mesh(torch.device("cpu"), world, args)
@@ -41,7 +40,7 @@ def script_steps(student, rank, world, argv, models):
 def two_steps(student, args, mesh, sizes):
     torch.manual_seed(0)
     whole = TransformerLM(*(sizes[name] for name in ("vocabulary", "hidden", "heads", "layers", "sequence")))
-    with WholePeak() as storages:
+    with WholePeak(limit=sizes["peak"]) as storages:
         parallel = student.parallelize(whole, mesh, args)
         storages.note(parallel.parameters())
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3, foreach=False)

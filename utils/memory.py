@@ -135,6 +135,21 @@ class Peak(Storages):
         self.most = max(self.most, self.at_most)
 
 
+class SettledPeak(Peak):
+    """A peak above `limit` counts only if it lasts: gloo's own thread lets go of a tensor a moment after its message is
+    over.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor] = (), limit: float = 0.0) -> None:
+        self.limit = limit
+        super().__init__(tensors)
+
+    def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
+        alive = settled(self.bytes_alive, lambda alive: sum(alive.values()) > max(self.limit, self.most))
+        self.at_most = sum(alive.values())
+        self.most = max(self.most, self.at_most)
+
+
 def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state: of these parameters, and of what the optimizer trains.
 
