@@ -146,10 +146,14 @@ class Slurm:
         """Submit by sbatch, and wait for the job's end: its number, and its exit code. `sbatch --wait` asks ever more
         rarely.
         """
+        number = self.submit(*args, **how)
+        return number, self.ended(number, patience)
+
+    def submit(self, *args: str, **how: Any) -> str:
+        """Submit by sbatch: the job's number."""
         done = self.ask("sbatch", "--parsable", *args, **how)
         assert done.returncode == 0, done
-        number = done.stdout.split(";")[0].strip()
-        return number, self.ended(number, patience)
+        return done.stdout.split(";")[0].strip()
 
     def ended(self, number: str, patience: float = 300.0) -> int:
         """Wait for a job's end, so many seconds at most; its exit code."""

@@ -265,7 +265,7 @@ print(touched, torch.cuda._initialized)
 
 def test_new_tensors_lie_on_the_device():
     meta = torch.device("meta")
-    with on_gpu.on_gpu(meta):
+    with on_gpu.as_default(meta):
         made = [
             torch.empty(2),
             torch.tensor([1.0]),
@@ -299,11 +299,11 @@ def test_and_random_numbers_are_those_of_the_cpu():
         ]
 
     right = drawn()
-    with on_gpu.on_gpu(torch.device("cpu")):
+    with on_gpu.as_default(torch.device("cpu")):
         seen = drawn()
     assert all(map(torch.equal, seen, right))
     state = torch.get_rng_state()
-    with on_gpu.on_gpu(torch.device("meta")):  # nothing is drawn there: what the CPU has drawn is what was
+    with on_gpu.as_default(torch.device("meta")):  # nothing is drawn there: what the CPU has drawn is what was
         drawn()
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -326,7 +326,7 @@ MADE: list[torch.Tensor] = []
 
 def test_so_do_those_of_a_backward_pass():
     MADE.clear()
-    with on_gpu.on_gpu(torch.device("meta")):
+    with on_gpu.as_default(torch.device("meta")):
         x = torch.ones(3, requires_grad=True)
         Doubled.apply(x).sum().backward()
         torch.autograd.grad(Doubled.apply(x).sum(), x)

@@ -123,7 +123,7 @@ def test_fewer_gpus_than_processes(processes, gpus, flag, refused, monkeypatch, 
     [
         (1, "2", [], True),
         (1, "1", [], False),
-        (2, "1,2,4", [], True),
+        (2, "1,2,4", ["--device-memory", "1GB"], True),
         (0, "2", [], False),
         (1, "2", ["--device=cuda"], False),
     ],

@@ -44,17 +44,8 @@ def course(tmp_path_factory):
 @pytest.fixture(scope="module")
 def late(cluster, course):
     """A job that will meet its time limit, submitted before all others: a minute is the shortest there is."""
-    job = cluster.ask(
-        "sbatch",
-        "--parsable",
-        "--time=1",
-        "--gres=gpu:1",
-        "--output=late.out",
-        "--wrap=echo begun; sleep 1000",
-        cwd=course.folder,
-    )
-    assert job.returncode == 0, job
-    return job.stdout.strip()
+    options = ["--time=1", "--gres=gpu:1", "--output=late.out", "--wrap=echo begun; sleep 1000"]
+    return cluster.submit(*options, cwd=course.folder)
 
 
 STEPS, PAUSE = 900, 0.25  # together longer than two jobs of two minutes, less their start and the 30 s before the end
@@ -78,18 +69,9 @@ def requeued(cluster, tmp_path_factory):
     step = "        optimizer.step()\n"
     assert script.read_text().count(step) == 1
     script.write_text(script.read_text().replace(step, f"{step}        time.sleep({PAUSE})\n"))
-    options = ["--parsable", "--nodes=1", "--gres=gpu:2", "--time=2", "--signal=USR1@30"]
-    job = cluster.ask(
-        "sbatch",
-        *HERE,
-        *options,
-        "sbatch/resilient_training.sbatch",
-        *LASTING,
-        cwd=slow.folder,
-        WORKBOOK_PYTHON=sys.executable,
-    )
-    assert job.returncode == 0, job
-    return slow.folder, job.stdout.strip()
+    options = [*HERE, "--nodes=1", "--gres=gpu:2", "--time=2", "--signal=USR1@30"]
+    batch = ["sbatch/resilient_training.sbatch", *LASTING]
+    return slow.folder, cluster.submit(*options, *batch, cwd=slow.folder, WORKBOOK_PYTHON=sys.executable)
 
 
 def losses(folder):

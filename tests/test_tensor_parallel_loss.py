@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from utils import loss
+from utils import plan
 from utils.after_04_tensor_parallel import vocab_parallel_head_loss
 from utils.loss import head_loss
 
@@ -82,9 +82,9 @@ def ranks_work(rank, folder):
                 agree(group, V, torch.float64)
             agree(group, 11, torch.float64, nothing=True)
             agree(group, 11, torch.float32, scale=1e4, rtol=1e-4)
-            pieces, loss.PIECE_ON_CPU = loss.PIECE_ON_CPU, 16 * -(-11 // world)  # 16 tokens at a time, on all ranks
+            pieces, plan.PIECE_ON_CPU = plan.PIECE_ON_CPU, 16 * -(-11 // world)  # 16 tokens at a time, on all ranks
             agree(group, 11, torch.float64)
-            loss.PIECE_ON_CPU = pieces
+            plan.PIECE_ON_CPU = pieces
             frozen(group)
             autocast(group)
     dist.barrier()

@@ -174,7 +174,7 @@ class Beside:
             recompute="full" if args.recompute else "none",
             dropout=args.dropout > 0,
             precision="sharded" if args.dtype == "bfloat16" else "float32",
-            piece=self.plan.PIECE_ON_GPU if self.mesh.device_type == "cuda" else self.plan.PIECE_ON_CPU,
+            piece=self.plan.piece_on(self.mesh.device_type),
         )
         return model, plan
 

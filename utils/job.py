@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from utils import nccl
 from utils.data import corpus_name
 from utils.distributed import launch_environment, launched, print0
 from utils.products import has_units
@@ -39,11 +40,11 @@ def prepare(args: argparse.Namespace) -> None:
         _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # then all see the same GPUs
-    if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not share_gpus():
+    if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not nccl.shares_gpus():
         there = f"{processes} processes on {socket.gethostname()}, and torch sees {_count(gpus, 'GPU')}"
         _refuse(
-            f"torchrun starts {there}, but each needs its own. Start {gpus}, or train on CPUs with --device cpu;"
-            " docs/students.md says how two can share one"
+            f"torchrun starts {there}: each process needs its own. Start only {gpus}, or train on CPUs with"
+            " --device cpu; docs/students.md says how processes can share one"
         )
     if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
         print0(
@@ -64,11 +65,6 @@ def granted_gpus() -> tuple[str, int]:
         if env.get(name, "").isdecimal() and int(env[name]):
             return by, int(env[name])
     return "", 0
-
-
-def share_gpus() -> bool:
-    """Whether NCCL is to let several ranks use one GPU."""
-    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0"
 
 
 def why_no_gpu() -> str:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from utils.plan import PIECE_ON_CPU, PIECE_ON_GPU
+from utils import plan
 from utils.products import factor
 
 
@@ -67,8 +67,7 @@ class HeadLoss(torch.autograd.Function):
 
 def tokens_of_a_piece(tokens: int, words: int, device: torch.device) -> int:
     """How many tokens are taken at a time: a multiple of 16, so that each row of a piece begins on a cache line."""
-    piece = PIECE_ON_CPU if device.type == "cpu" else PIECE_ON_GPU
-    return max(1, min(tokens, piece // words // 16 * 16))
+    return max(1, min(tokens, plan.piece_on(device.type) // words // 16 * 16))
 
 
 def head_loss(h: Tensor, weight: Tensor, y: Tensor, ignore: int) -> Tensor:

@@ -145,9 +145,8 @@ class SettledPeak(Peak):
         super().__init__(tensors)
 
     def count(self, newest: Tensor, ref: StorageWeakRef) -> None:
-        alive = settled(self.bytes_alive, lambda alive: sum(alive.values()) > max(self.limit, self.most))
-        self.at_most = sum(alive.values())
-        self.most = max(self.most, self.at_most)
+        settled(self.bytes_alive, lambda alive: sum(alive.values()) > max(self.limit, self.most))
+        super().count(newest, ref)
 
 
 def held(storages: Storages, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:

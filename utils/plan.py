@@ -87,6 +87,10 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 PIECE_ON_CPU, PIECE_ON_GPU = 16_000_000, 128_000_000
 
 
+def piece_on(device_type: str) -> int:
+    return PIECE_ON_CPU if device_type == "cpu" else PIECE_ON_GPU
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a model is trained on `world` = dp · shard · tp · pp · cp ranks.

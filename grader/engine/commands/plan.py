@@ -138,7 +138,7 @@ def described(
     """The options, validated."""
     from grader.engine.commands.planned import Training
     from utils import catalogue
-    from utils.plan import PIECE_ON_CPU, PRECISIONS, Plan
+    from utils.plan import PRECISIONS, Plan, piece_on
 
     if precision and precision not in PRECISIONS:
         fail(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
@@ -162,9 +162,8 @@ def described(
     if whole and whole < batch * shape.sequence:
         fail(f"--tokens {tokens}: less than one step, which has {batch * shape.sequence:,}")
     on_cpus = machine == "here" and not has_gpus()
-    like = Plan(batch, precision=precision or ("float32" if on_cpus else "mixed"))
-    if on_cpus:
-        like = replace(like, piece=PIECE_ON_CPU)
+    precision = precision or ("float32" if on_cpus else "mixed")
+    like = Plan(batch, precision=precision, piece=piece_on("cpu" if on_cpus else "cuda"))
     title = f"{model} on {gpus:,} device{'s' if gpus > 1 else ''} of {host.name}, {batch:,} sequences a step"
     return Training(shape, host, gpus, batch, like, whole, title)
 

@@ -14,6 +14,7 @@ from grader.engine.commands.arguments import LEARN, Lesson, app, lesson_named, o
 from grader.engine.commands.launch import follow, gpus_here, run_as_job, run_once, say_report, submit
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
+from utils import nccl
 from utils.watched.record import forget, out_folder
 
 
@@ -62,11 +63,10 @@ def run(
     counts = sorted({int(count) for count in counts})
     args = args or []
     named = any(arg.partition("=")[0] == "--device" for arg in args)
-    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0"
-    if not named and not shared and 0 < (gpus := gpus_here()) < counts[-1]:
+    if not named and not nccl.shares_gpus() and 0 < (gpus := gpus_here()) < counts[-1]:
         args = [*args, "--device", "cpu"]
-        here = "there is 1" if gpus == 1 else f"there are {gpus}"
-        say(f"{counts[-1]} processes need a GPU each, and {here}, so they train on the CPU")
+        here = "there is only 1" if gpus == 1 else f"there are only {gpus}"
+        say(f"{counts[-1]} processes need a GPU each and {here}, so they train on the CPU")
     out = out_folder(args, f"runs/{lesson}")
     code, began = 0, time.time()
     for count in counts:

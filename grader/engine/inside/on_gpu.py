@@ -8,8 +8,8 @@ waits for it |
 | a waiting thread sleeps | a waiting thread spins | the driver is told to sleep |
 | messages between two ranks go concurrently | one after another, unless batched: a correct pair hangs | they use gloo |
 | hooks run in the thread that calls backward | in a thread of the GPU's | in the thread that calls |
-| a new tensor is on the device of the communication | it is on the CPU, if no device is named | `on_gpu` puts it on
-the GPU |
+| a new tensor is on the device of the communication | it is on the CPU, if no device is named | `as_default` puts it
+on the GPU |
 
 Messages: https://github.com/NVIDIA/nccl/issues/479, https://github.com/pytorch/pytorch/issues/129341.
 
@@ -97,7 +97,7 @@ NEW = sorted({function.__name__ for function in _device_constructors()} & set(di
 
 
 @contextlib.contextmanager
-def on_gpu(device: torch.device = DEVICE) -> Iterator[None]:
+def as_default(device: torch.device = DEVICE) -> Iterator[None]:
     """While it is entered, new tensors without a named device are on `device`, and random numbers are drawn on the CPU,
     so that a seed gives the same numbers everywhere.
 
@@ -143,7 +143,7 @@ def drawn(function: Callable, device: torch.device) -> Callable:
 
     @functools.wraps(function)
     def draw(*args: Any, **how: Any) -> torch.Tensor:
-        if torch.device(named(how) or device) != device or not by_cpu(how):
+        if torch.device(named(how) or device).type != device.type or not by_cpu(how):  # a rank sees one GPU
             return function(*args, **how)
         wants_grad = how.pop("requires_grad", False)
         return function(*args, **how | {"device": "cpu"}).to(device).requires_grad_(wants_grad)

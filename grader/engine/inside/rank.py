@@ -283,7 +283,7 @@ def call(job: dict, reporter: observe.Reporter, number: int) -> dict:
     function = getattr(sys.modules[module], name)
     first, *second = job["inputs"]
     # Code that is given a process group names no device; a script that makes its own does.
-    with on_gpu.on_gpu() if job["devices"] and job["group"] else contextlib.nullcontext():
+    with on_gpu.as_default() if job["devices"] and job["group"] else contextlib.nullcontext():
         if job["file"] is not None:  # otherwise a reference: only the check's own code
             student = load(job, reporter, "student")
             returned.listen(student, reporter.say)

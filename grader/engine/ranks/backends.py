@@ -6,6 +6,8 @@ it in `walls/sandbox.py`. Nothing here starts CUDA, since a process with CUDA ca
 
 from dataclasses import dataclass
 
+from utils import nccl
+
 WISHES = ("auto", "gloo", "nccl")
 SHARES = (2, 30)  # since this NCCL, several ranks may use one GPU: NCCL_MULTI_RANK_GPU_ENABLE
 RANKS_A_GPU = 9  # how many may then share it: as many as the largest run of any check
@@ -81,8 +83,6 @@ def choose(wish: str) -> Backend:
             raise NoBackend(f"--backend nccl: {why}")
         return GLOO
     import torch
-
-    from utils import nccl
 
     return Backend(visible(torch.cuda.device_count()), nccl.version(), strict=wish == "nccl")
 
