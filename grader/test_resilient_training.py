@@ -503,7 +503,7 @@ def test_todo4_contents(student):
     student.premise(not torch.equal(*states), "the random state of one rank in place of another's")
     saved = student.call(contents_on_rank, world=2, seed=student.seeds(2), common=True).evidence
     right, drawn = together(saved, "saved"), [seen["drawn"] for seen in saved]
-    left = student.call(restore_on_rank, world=max(ONTO), group=None, files=saved[0]["files"]).evidence
+    left = student.call(restore_on_rank, world=max(ONTO), group=False, files=saved[0]["files"]).evidence
     for ranks in sorted(ONTO, key=lambda ranks: abs(ranks - 2)):  # as many as saved come first
         told = f"saved on 2 ranks and restored on {ranks},"
         seen = [left[rank][str(ranks)] for rank in range(ranks)]

@@ -137,7 +137,7 @@ def test_a_notebook_says_it_once(machine, monkeypatch, capsys):
 
 
 def test_which_runs_are_on_gpus():
-    """Those that have a group and are told no device; never what a check knows by itself, or pretends."""
+    """Those that have a group and are told no device; what a check knows by itself if it asks; never what it pretends."""
     asked = []
 
     class Recording(Runner):
@@ -162,7 +162,8 @@ def test_which_runs_are_on_gpus():
     script.run(["--data", "data"], {})
     script.run(["--data", "data"], {}, nodes=2)
     exercise.reference(on_rank, seed=1)
-    assert asked == [True, False, False, True, True, False, False, True, False, False]
+    exercise.reference(on_rank, seed=2, on_gpus=True)
+    assert asked == [True, False, False, True, True, False, False, True, False, False, True]
 
 
 @pytest.mark.long

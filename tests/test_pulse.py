@@ -165,6 +165,19 @@ def test_a_machine_that_lets_nobody_run_is_to_blame():
         seen.look({0: None, 1: None}, lambda n: True, lambda n: False, lambda n: [])
 
 
+@pytest.mark.parametrize(
+    ("on_gpu", "complete", "endless"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_who_spins_in_a_call_that_all_have_made_is_in_no_endless_loop(monkeypatch, on_gpu, complete, endless):
+    """NCCL spins while it starts a group; gloo sleeps."""
+    monkeypatch.setattr(pulse, "GPU_START", 0.0)
+    seen = Pulse(1, time.monotonic(), on_gpu)
+    seen.cpu_at_event[0] = time.process_time() - 2 * pulse.SILENT_CPU
+    monkeypatch.setattr(pulse, "TOTAL_CPU", time.process_time() + 100)
+    fault = seen.look({0: os.getpid()}, lambda n: True, lambda n: complete, lambda n: [])
+    assert (fault is not None) == endless
+
+
 def test_who_else_comes_to_a_wrong_call_is_asked_in_the_ranks_own_time(runner, busy_loops):
     """Ranks 1 and 2 differ; rank 0, which tells who is the odd one, comes late for want of a processor."""
     assert session.PATIENCE < 1

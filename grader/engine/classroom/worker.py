@@ -102,9 +102,9 @@ def judge_lesson(
 ) -> None:
     """Judge one lesson of a submission, in its own sandbox, which contains none of this lesson's answers."""
     folder, own = room.taken(record["student"]), seed(room, record)
-    backend = backends.for_a_class(room.backend)
+    trusted.backend = backends.for_a_class(room.backend)
     packages = [package for package in [submissions.READING, lessons.said_by_checks(stem, "PACKAGE")] if package]
-    with Runner(outside, room.guards, room.course, packages, stem, trusted, backend=backend) as inside:
+    with Runner(outside, room.guards, room.course, packages, stem, trusted, backend=trusted.backend) as inside:
         inside.server.until = until
 
         def read(text: str, notebook: bool) -> list[parsing.Cell]:

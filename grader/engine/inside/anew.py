@@ -4,7 +4,6 @@ Nothing else is kept. What a run was given is reset: process group, environment,
 that the judge counts.
 """
 
-import gc
 import os
 import random
 import sys
@@ -61,9 +60,6 @@ def between(reporter: observe.Reporter, start: Start) -> Path:
         with suppress(OSError):  # the student's code may have replaced descriptors 1 and 2
             os.ftruncate(printed, 0)  # in a sandbox, two calls have no more disk space than one
     if dist.is_initialized():
-        if reporter.on_gpu:  # what refers to a communicator of NCCL must not outlive it
-            gc.collect()
-            torch.cuda.synchronize()
         cleanup()
     observe.ended |= observe.kept
     start.restore()

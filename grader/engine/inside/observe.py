@@ -243,9 +243,11 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         reporter.lives += 1
         where = joining("init_process_group", str(backend))
+        # With a device, NCCL splits the groups of a mesh from this one: a process that has destroyed a world before is
+        # then ended by SIGSEGV (torch 2.11, NCCL 2.32). Without it, each group is made anew.
+        kwargs.pop("device_id", None)
         if job["gpus"]:  # without a GPU, gloo replaces nccl; the judge knows what was requested
             backend = "gloo" if backend is None or "nccl" in backend else backend
-            kwargs.pop("device_id", None)
         reporter.say(e="wait")
         init(backend, *args, **kwargs)
         kept.add(dist.group.WORLD)

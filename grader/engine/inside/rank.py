@@ -282,8 +282,9 @@ def call(job: dict, reporter: observe.Reporter, number: int) -> dict:
     module, _, name = job["function"].rpartition(":")
     function = getattr(sys.modules[module], name)
     first, *second = job["inputs"]
-    # Code that is given a process group names no device; a script that makes its own does.
-    with on_gpu.as_default() if job["devices"] and job["group"] else contextlib.nullcontext():
+    # Code that is given a process group names no device, nor does a reference; a script that makes its own group does.
+    no_device = job["group"] or job["file"] is None
+    with on_gpu.as_default() if job["devices"] and no_device else contextlib.nullcontext():
         if job["file"] is not None:  # otherwise a reference: only the check's own code
             student = load(job, reporter, "student")
             returned.listen(student, reporter.say)

@@ -272,9 +272,13 @@ class Student:
             raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
         return SERIAL[key]
 
-    def reference(self, function: Callable, **inputs: Any) -> Any:
-        """Call `function(**inputs)` of the check file in a process of its own, without the student's code."""
-        how = dict(world=1, group=False, function=qualified(function), inputs=inputs)
+    def reference(self, function: Callable, on_gpus: bool = False, **inputs: Any) -> Any:
+        """Call `function(**inputs)` of the check file in a process of its own, without the student's code.
+
+        Args:
+            on_gpus: on a GPU, if ranks are on GPUs: there bfloat16 is rounded at other places than on a CPU.
+        """
+        how = dict(world=1, group=False, function=qualified(function), inputs=inputs, on_gpus=on_gpus)
         return self.ask(Request(how, reference=True)).evidence[0]
 
     def _reference(self, how: dict[str, Any], second: dict[str, Any] | None) -> Run:

@@ -41,6 +41,7 @@ class Pulse:
     """The CPU time of each rank, as far as known."""
 
     def __init__(self, world: int, started: float, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu
         self.silent_cpu, self.sleep_limit = (usual + GPU_START * on_gpu for usual in (SILENT_CPU, SLEEP_LIMIT))
         self.processes: dict[int, psutil.Process] = {}
         self.cpu_at_event = dict.fromkeys(range(world), 0.0)
@@ -114,7 +115,7 @@ class Pulse:
             # gloo's own thread uses a little; code uses more
             if awake or max(used, started) > 0.1 * self.silent(rank) + 0.02:
                 self.moved(rank)
-            if fault := self.endless(rank, where_now):
+            if fault := self.endless(rank, TOTAL_CPU if self.on_gpu and complete(rank) else self.silent_cpu, where_now):
                 return fault
         self.spoke.clear()
         if pids and all(self.silent(n) > (2 * self.sleep_limit if complete(n) else self.sleep_limit) for n in pids):
@@ -158,11 +159,14 @@ class Pulse:
             if wakes_by_itself(pid):
                 self.wakes.add(rank)
 
-    def endless(self, rank: int, where_now: Callable[[int], list[Where]]) -> Fault | None:
-        """The fault of a rank that computes, itself or in processes it started, without sending events."""
+    def endless(self, rank: int, limit: float, where_now: Callable[[int], list[Where]]) -> Fault | None:
+        """The fault of a rank that computes, itself or in processes it started, without sending events.
+
+        `limit`: seconds of its CPU. A rank spins while NCCL starts a group, which takes longer the more groups start.
+        """
         silent = self.cpu[rank] - self.cpu_at_event[rank]
         started = self.started_cpu[rank] - self.started_at_event[rank]
-        if silent <= self.silent_cpu and started <= STARTED_CPU and self.cpu[rank] <= TOTAL_CPU:
+        if silent <= limit and started <= STARTED_CPU and self.cpu[rank] <= TOTAL_CPU:
             return None
         where, *callers = where_now(rank) or [None]
         return Fault(
