@@ -225,8 +225,8 @@ def sweep(inside: Collection[int] = ()) -> None:
 
 
 def join_pages() -> None:
-    """On Linux, when idle or after many ranks: move this process's memory into huge pages. A fork, which copies the page
-    table, and a rank's exit then take a third less CPU; but moving takes as much as 25 ranks save.
+    """On Linux, when idle or after many ranks: move this process's memory into huge pages. A fork, which copies the
+    page table, and a rank's exit then take a third less CPU; but moving takes as much as 25 ranks save.
     """
     if sys.platform != "linux":
         return
