@@ -137,7 +137,7 @@ def test_a_notebook_says_it_once(machine, monkeypatch, capsys):
 
 
 def test_which_runs_are_on_gpus():
-    """Those that have a group and are told no device; what a check knows by itself if it asks; never what it pretends."""
+    """Those that have a group and are told no device, and references that ask for one; never what a check pretends."""
     asked = []
 
     class Recording(Runner):

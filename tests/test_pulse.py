@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from grader.engine.ranks import pulse, session
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.pulse import Pulse
-from grader.engine.ranks.tasks import Task, descendants, tasks_of, wakes_by_itself
+from grader.engine.ranks.tasks import Task, descendants, processes_below, tasks_of, wakes_by_itself
 from tests.test_engine import launch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who stands in line")
@@ -156,6 +157,33 @@ def test_what_linux_tells():
         child.kill()
         child.wait()
     assert tasks_of(child.pid) == {} and not wakes_by_itself(child.pid)
+
+
+def test_processes_below_one_are_known_with_what_they_use():
+    # (The name of a program may have blanks and brackets, which stand in the kernel's line as they are.)
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b'); "
+    grandchild = f"{name}print(flush=True); input()"
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import subprocess, sys; subprocess.call([sys.executable, '-c', {grandchild!r}])",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        child.stdout.readline()
+        found = {process.pid: process for process in processes_below({os.getpid()})}
+        (below,) = [process for process in found.values() if process.parent == child.pid]
+        assert found[child.pid].parent == os.getpid()
+        assert (below.state in "SR", below.threads) == (True, 1)
+        assert abs(below.resident - psutil.Process(below.pid).memory_info().rss) < 1 << 20
+        assert processes_below({below.pid}) == []
+    finally:
+        child.communicate(b"\n")
+    assert child.pid not in {process.pid for process in processes_below({os.getpid()})}
 
 
 def test_a_machine_that_lets_nobody_run_is_to_blame():

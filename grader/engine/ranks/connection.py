@@ -6,6 +6,7 @@ The other end is `server.py`, whose docstring lists the messages.
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import psutil
 
 from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
+from grader.engine.ranks.tasks import Process, processes_below
 from grader.engine.walls import sandbox
 
 ANSWERS = 30.0  # seconds within which a ready server answers, unless the machine is busy
@@ -129,8 +131,8 @@ class Connection:
             self.socket.close()
             self.sandbox.end()
             for process in self.inside():  # without bubblewrap there is no process whose end ends all others
-                with suppress(psutil.Error):
-                    process.kill()
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             self.sandbox.remove()
             self.sandbox = None
         if self.process:
@@ -150,13 +152,9 @@ class Connection:
                     return True
         return False
 
-    def inside(self) -> list[psutil.Process]:
+    def inside(self) -> list[Process]:
         """All processes in the sandbox."""
-        found = []
-        for pid in (self.middle, self.sandbox.first):
-            with suppress(psutil.Error):
-                found += psutil.Process(pid).children(recursive=True) if pid else []
-        return found
+        return processes_below({self.middle, self.sandbox.first} - {0, None})
 
     def ask(self, sockets: Sequence[socket.socket] = (), **message: Any) -> None:
         """Send the server a message, together with the ranks' ends of their connections."""

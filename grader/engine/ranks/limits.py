@@ -11,19 +11,26 @@ import psutil
 
 from grader.engine.ranks.connection import Connection
 from grader.engine.ranks.diagnose import Fault
+from grader.engine.ranks.tasks import Process
 from grader.engine.walls import sandbox
 from grader.engine.walls.plain import plain_bytes
 
 LONGEST_ADDRESS = 256  # bytes of a value in the store: gloo's, of 8 ranks, have 226
 
 
-def excess(server: Connection) -> Fault | None:
+def beyond(server: Connection) -> Fault | None:
+    """The fault of a submission that uses more than its limits, or has stopped a process."""
+    processes = server.inside()
+    return excess(server, processes) or stopped(processes)
+
+
+def excess(server: Connection, processes: list[Process]) -> Fault | None:
     """The fault of a submission that uses more than its limits."""
-    processes, most_memory = server.inside(), server.sandbox.memory
+    most_memory = server.sandbox.memory
     for what, seen, most, unit in (
         ("memory", resident(processes, most_memory) / sandbox.GIB, most_memory / sandbox.GIB, " GiB"),
         ("processes", len(processes), sandbox.TOTAL_PROCESSES, ""),
-        ("threads", sum(map(threads_of, processes)), sandbox.TOTAL_THREADS, ""),
+        ("threads", sum(process.threads for process in processes), sandbox.TOTAL_THREADS, ""),
         ("sockets", server.sandbox.sockets(), sandbox.TOTAL_SOCKETS, ""),
         ("time", max(time.monotonic() - server.until, 0), 0, " s beyond its share"),
     ):
@@ -33,31 +40,22 @@ def excess(server: Connection) -> Fault | None:
     return None
 
 
-def threads_of(process: psutil.Process) -> int:
-    try:
-        return process.num_threads()
-    except psutil.Error:  # it has ended
-        return 0
-
-
-def resident(processes: list[psutil.Process], most: int) -> int:
+def resident(processes: list[Process], most: int) -> int:
     """The bytes of memory that these processes hold together.
 
     Pages that forked processes share count in the resident set of each. So only if the plain sum is more than
     `most`, each page is divided by its number of users (the proportional set size, which is slow to read).
     """
-    plain = shared = 0
-    for process in processes:
-        with suppress(psutil.Error):
-            plain += process.memory_info().rss
-    if plain <= most or not psutil.LINUX:
+    plain = sum(process.resident for process in processes)
+    if plain <= most:
         return plain
+    shared = 0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             try:
-                shared += process.memory_full_info().pss
+                shared += psutil.Process(process.pid).memory_full_info().pss
             except psutil.AccessDenied:
-                shared += process.memory_info().rss
+                shared += process.resident
     return shared
 
 
@@ -102,23 +100,21 @@ def crowded_out(server: Connection, ranks: Collection[int | None], seconds: floa
     used = 0.0
     for process in server.inside():
         with suppress(psutil.Error):
-            used += sum(process.cpu_times()[:2]) if process.pid not in ranks else 0.0
+            used += sum(psutil.Process(process.pid).cpu_times()[:2]) if process.pid not in ranks else 0.0
     if used < seconds / 2:
         return None
     text = f"for {seconds:.0f} s the ranks hardly run: processes that they left running take the processors"
     return Fault("hang", text, None, expected="the code ends", seen=f"{used:.0f} s of CPU by other processes")
 
 
-def stopped(server: Connection) -> Fault | None:
+def stopped(processes: list[Process]) -> Fault | None:
     """The fault of a process that was stopped by SIGSTOP, for which the judge would wait forever."""
-    for process in server.inside():
-        with suppress(psutil.Error):
-            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                return Fault(
-                    "crash",
-                    "a process was stopped by a signal, and nobody will let it go on",
-                    None,
-                    expected="every rank ends normally",
-                    seen="a process that is stopped",
-                )
-    return None
+    if not any(process.state in "Tt" for process in processes):
+        return None
+    return Fault(
+        "crash",
+        "a process was stopped by a signal, and nobody will let it go on",
+        None,
+        expected="every rank ends normally",
+        seen="a process that is stopped",
+    )

@@ -282,7 +282,7 @@ class Session:
         """The fault of a submission that exceeds its limits, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
-        fault = limits.excess(self.server) or limits.stopped(self.server)
+        fault = limits.beyond(self.server)
         self.lost = self.lost or fault is not None
         return fault
 
@@ -316,7 +316,7 @@ class Session:
 
     def kill(self) -> None:
         """End every rank and everything it started."""
-        if self.server.sandbox and not self.lost and (stopped := limits.stopped(self.server)):
+        if self.server.sandbox and not self.lost and (stopped := limits.stopped(self.server.inside())):
             self.lost, self.fault = True, self.fault or stopped
         if self.lost:  # in case the server cannot
             self.server.close()
