@@ -31,7 +31,7 @@ def read(line: bytes, world: int) -> dict:
     if len(line) > LONGEST:
         raise ValueError(f"{len(line)} bytes in one event")
     try:
-        event = json.loads(line.decode())  # of bytes, json looks for their encoding first: half as long again
+        event = json.loads(line.decode())  # in bytes, json would look for the encoding first
     except RecursionError:
         raise ValueError("too deep") from None
     if (
