@@ -1,6 +1,7 @@
 """Which tests the short command leaves to the long one, `./workbook test --all`."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ os.environ["PET_LOG_DIR"] = os.devnull
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: a single test that the short command leaves to --all")
+    config.addinivalue_line("markers", "drawn: of the tests of this name, a whole run tries one half, drawn")
 
 
 def pytest_addoption(parser):
@@ -50,6 +52,15 @@ def pytest_collection_modifyitems(config, items):
     left = [item for item in items if Path(item.path).stem in LONG or item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_runtest_setup(item):
+    """All are tried where the file is named, and by a run of what failed last. All workers draw the same."""
+    whole = item.config.getoption("file_or_dir") in ([], ["tests"]) and not item.config.getoption("lf", False)
+    if item.get_closest_marker("drawn") and whole:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+        if random.Random(f"{run}/{item.nodeid}").random() < 0.5:
+            pytest.skip("another half of these tests is drawn each time; all run where the file is named")
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -70,23 +69,16 @@ def each(attacks):
     return pytest.mark.parametrize("attack", attacks, ids=[attack.name for attack in attacks])
 
 
-def draw(attack):
-    """Skip half of the attacks, drawn for each run of several workers, which agree; without workers, none."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if run and random.Random(f"{run}/{attack.name}").random() < 0.5:
-        pytest.skip("another half of the attacks is drawn each time; tests/hostile/table.py tries all")
-
-
+@pytest.mark.drawn
 @each(ALL)
 def test_behind_bubblewrap(bubblewrap, attack):
-    draw(attack)
     wrong = bubblewrap.trial(attack).wrong
     assert not wrong, "\n".join(["", *wrong])
 
 
+@pytest.mark.drawn
 @each([attack for attack in ALL if attack.landlock])
 def test_behind_landlock(landlock, attack):
-    draw(attack)
     wrong = landlock.trial(attack).wrong
     assert not wrong, "\n".join(["", *wrong])
 

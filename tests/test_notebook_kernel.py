@@ -182,6 +182,7 @@ def test_a_notebook_that_is_not_there_is_one_line(warm, file):
         )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("lesson", "folder"),
     [(stem, "notebooks") for stem in lessons.stems() if lessons.is_notebook(stem)] + [(LESSON, ".")],

@@ -16,6 +16,7 @@ def straight(tmp_path_factory):
     return resilience.losses(out)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("fault", resilience.FAULTS)
 def test_after_any_fault_the_losses_are_those_of_the_run_never_stopped(fault, straight, tmp_path):
     lost, _, seen = resilience.suffer(tmp_path / "run", fault)

@@ -1,5 +1,8 @@
 """resilient_training as a whole: stopped and resumed it is the run never stopped, also with dropout."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -51,3 +54,21 @@ def test_before_todo_1_it_trains_and_saves(solution):
     (ranks, again), job = mains(start, 2, [[2, [*RUN, "--max-steps", "2", "--save-every", "1"]]] * 2)
     assert resilient.losses(ranks[0]) == resilient.losses(again[0])
     assert {"out-0/step-1/.metadata", "out-0/step-2/.metadata", "out-0/model-final.pt"} <= set(job.files)
+
+
+def test_a_signal_after_its_end_does_not_make_it_fail(tmp_path):
+    """A job's last signal may come while Python ends: it has restored the default by then, which is to be killed."""
+    flags = [*RUN, "--data", "random", "--max-steps", "1", "--device", "cpu", "--out", str(tmp_path / "run")]
+    script = f"""
+import runpy, signal, sys
+sys.argv[1:] = {flags}
+sys.path.insert(0, ".")
+runpy.run_path("solutions/train/resilient_training.py", run_name="__main__")
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    assert signal.getsignal(number) == signal.SIG_IGN
+    signal.raise_signal(number)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=lessons.COURSE, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

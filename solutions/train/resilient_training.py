@@ -478,3 +478,5 @@ def main(argv: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+    for late in (signal.SIGUSR1, signal.SIGTERM):  # while Python ends, each would otherwise make the run a failed one
+        signal.signal(late, signal.SIG_IGN)

@@ -110,7 +110,7 @@ if rank == 0:
     post.write_bytes(pickle.dumps(tensor))
     mine = subprocess.Popen(['sleep', '5'], stdin=post.open('rb'))
 def look():
-    for pid in [*filter(str.isdigit, os.listdir('/proc')), *map(str, range(1, 400))]:
+    for pid in [*filter(str.isdigit, os.listdir('/proc')), *map(str, range(1, 100))]:  # more takes a loop's CPU
         for path in (f'/proc/{pid}/cwd/{post}', f'/proc/{pid}/fd/0', f'/proc/{pid}/root{post.absolute()}'):
             if os.path.isfile(path):
                 return pickle.loads(open(path, 'rb').read())
