@@ -1,6 +1,7 @@
 """Silence on a busy machine: a rank that waits for a processor is not asleep, and a sleeping one is still detected."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -159,30 +160,33 @@ def test_what_linux_tells():
     assert tasks_of(child.pid) == {} and not wakes_by_itself(child.pid)
 
 
-def test_processes_below_one_are_known_with_what_they_use():
-    # (The name of a program may have blanks and brackets, which stand in the kernel's line as they are.)
-    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b'); "
-    grandchild = f"{name}print(flush=True); input()"
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_processes_below_one_are_known_with_what_they_use(monkeypatch, system):
+    # The name of a program may have blanks and brackets, which stand in the kernel's line as they are.
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b'); print(flush=True); input()"
+    grandchild = [sys.executable, "-S", "-c", rename]
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-S",
-            "-c",
-            f"import subprocess, sys; subprocess.call([sys.executable, '-c', {grandchild!r}])",
-        ],
+        [sys.executable, "-S", "-c", f"import subprocess; subprocess.call({grandchild})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+    monkeypatch.setattr(sys, "platform", system)
     try:
         child.stdout.readline()
         found = {process.pid: process for process in processes_below({os.getpid()})}
         (below,) = [process for process in found.values() if process.parent == child.pid]
         assert found[child.pid].parent == os.getpid()
-        assert (below.state in "SR", below.threads) == (True, 1)
+        assert (below.stopped, below.threads) == (False, 1)
         assert abs(below.resident - psutil.Process(below.pid).memory_info().rss) < 1 << 20
         assert processes_below({below.pid}) == []
+        os.kill(below.pid, signal.SIGSTOP)
+        while psutil.Process(below.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        assert [process.stopped for process in processes_below({child.pid})] == [True]
     finally:
-        child.communicate(b"\n")
+        for process in processes_below({child.pid}):
+            os.kill(process.pid, signal.SIGKILL)
+        child.communicate()
     assert child.pid not in {process.pid for process in processes_below({os.getpid()})}
 
 

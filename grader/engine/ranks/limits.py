@@ -109,7 +109,7 @@ def crowded_out(server: Connection, ranks: Collection[int | None], seconds: floa
 
 def stopped(processes: list[Process]) -> Fault | None:
     """The fault of a process that was stopped by SIGSTOP, for which the judge would wait forever."""
-    if not any(process.state in "Tt" for process in processes):
+    if not any(process.stopped for process in processes):
         return None
     return Fault(
         "crash",

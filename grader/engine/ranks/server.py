@@ -123,15 +123,15 @@ def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
 
 def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) -> None:
     """Fork, reap and sweep on the judge's requests and on SIGCHLD, until the judge hangs up."""
-    tidy = shut_in is not None  # its memory is already in huge pages, and joining pages would copy shared ones
+    joins = shut_in is None  # a sandbox has its memory in huge pages already, and would copy shared ones
     living: set[int] = set()  # ranks
     inside: set[int] = set()  # servers in sandboxes
-    forked = 0  # ranks since pages were joined
+    forked = 1  # ranks since pages were joined; the start counts as one
     while True:
-        ready, _, _ = select.select([judge, wake[0]], [], [], None if living or tidy else 0.5)
+        ready, _, _ = select.select([judge, wake[0]], [], [], 0.5 if joins and forked and not living else None)
         if not ready:
             join_pages()
-            tidy, forked = True, 0
+            forked = 0
         if wake[0] in ready:
             os.read(wake[0], 4096)
             reap(judge, living, os.WNOHANG)
@@ -148,7 +148,7 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
                     sweep(inside)
                 judge.sendall(b'{"swept": true}\n')
                 continue
-            if forked >= JOIN_AFTER and shut_in is None:  # between two runs, so that no rank's end is reported late
+            if joins and forked >= JOIN_AFTER:  # between two runs, so that no rank's end is reported late
                 join_pages()
                 forked = 0
             if "enter" in job:
@@ -159,7 +159,6 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
                 os.close(ends[0])
                 judge.sendall(json.dumps({"entered": pid}).encode() + b"\n")
                 continue
-            tidy = shut_in is not None
             load_checks(job)
             rank.compile_units(job)  # before the fork, so once for all ranks
             gc.freeze()  # the garbage collector would write to, and so copy, every page shared with this process
