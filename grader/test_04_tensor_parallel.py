@@ -28,6 +28,7 @@ ranks as it needs and then on ever fewer.
 
 import gc
 import math
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -125,7 +126,7 @@ def stops(seen):
 
 
 def in_one_run(student, jobs):
-    """Do jobs, those on the most ranks first.
+    """Do jobs, those on the most ranks first; in the second pass a third of each function's.
 
     Args:
         jobs: (ranks, function on a rank, its inputs, what the judge wants to know of it).
@@ -134,8 +135,11 @@ def in_one_run(student, jobs):
         For each function, of its jobs as far as the ranks came: (ranks, what the judge wants to know, what each rank
         saw, the events of each rank in each case that the function marked).
     """
-    jobs = sorted(jobs, key=lambda job: -job[0])
-    most = jobs[0][0]
+    most, jobs_of = max(ranks for ranks, *_ in jobs), {}
+    for job in jobs:
+        jobs_of.setdefault(job[1], []).append(job)
+    chosen = [student.several(alike, math.ceil(len(alike) / 3)) for alike in jobs_of.values()]
+    jobs = sorted(chain.from_iterable(chosen), key=lambda job: -job[0])
     told = [(ranks, function.__name__, inputs) for ranks, function, inputs, _ in jobs]
     with hinted(PARTED, "hang", "mismatch"):
         run = student.call(jobs_on_rank, world=most, jobs=told, own=student.seeds(most))
@@ -147,7 +151,7 @@ def in_one_run(student, jobs):
                 number = event["job"]
             elif number is not None:
                 events[number][rank].append(event)
-    done, reached = {function: [] for _, function, _, _ in jobs}, run.evidence[0]  # rank 0 is in all of them
+    done, reached = {function: [] for function in jobs_of}, run.evidence[0]  # rank 0 is in all of them
     all_done = len(reached) == len(jobs) or stops(reached[-1])
     expect(all_done, "the ranks end before the work is done", f"{len(jobs)} cases", f"{len(reached)}")
     for number, (ranks, function, _, about) in enumerate(jobs[: len(reached)]):

@@ -105,6 +105,11 @@ def made_mesh(pp=1, dp=1, shard=1, tp=1):
     return init_device_mesh("cpu", (pp, dp, shard, tp), mesh_dim_names=AXES)
 
 
+def data_axes(mesh):
+    """The mesh that shard() is given, as parallelize() does."""
+    return mesh["dp", "shard"] if mesh["dp"].size() > 1 else mesh["shard"]
+
+
 def shaped(shape):
     """A shape in words: "pp 2 × tp 2"."""
     return " × ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one rank"
@@ -163,7 +168,7 @@ def stages_by_check(mesh, sizes, sequence=False, seed=0, turns=1):
         layers = cut_by_check(model, number, n_stages)
         if mesh["tp"].size() > 1:
             split_by_check(layers, mesh["tp"], sequence)
-        shard_by_check(layers, mesh["dp", "shard"])
+        shard_by_check(layers, data_axes(mesh))
         stages.append(PipelineStage(layers, number, n_stages, CPU, group=pp.get_group()))
     return stages
 
@@ -293,9 +298,9 @@ def cut_stage(model, stage):
     }
 
 
-def cut_on_rank(code, rank, world, layers):
+def cut_on_rank(code, rank, world, cuts, layers):
     left = []
-    for *shape, schedule in CUTS:
+    for *shape, schedule in cuts:
         mesh = made_mesh(*shape)
         with torch.device("meta"):
             model = TransformerLM(50, 16, 2, layers, 8)
@@ -327,15 +332,15 @@ def cut_on_rank(code, rank, world, layers):
     ),
 )
 def test_todo2_cut(student):
-    layers = student.draw("cut").choice((8, 9, 11))
+    cuts, layers = student.several(CUTS), student.draw("cut").choice((8, 9, 11))
     try:
-        run = student.call(cut_on_rank, world=4, layers=layers)
+        run = student.call(cut_on_rank, world=4, cuts=cuts, layers=layers)
     except Fault as fault:
         if "group size" in fault.message:  # of torch's PipelineStage
             fault.hint = "Without a group, PipelineStage makes a pipeline of all ranks. Which group is this axis's?"
         raise
     for rank, left in enumerate(run.evidence):
-        for (*shape, schedule), stages in zip(CUTS, left, strict=True):
+        for (*shape, schedule), stages in zip(cuts, left, strict=True):
             told = f"with {shaped(shape)} and --schedule {schedule}, {layers} blocks,"
             expect(isinstance(stages, list), f"{told} cut returns no list of PipelineStage", "a list", stages, rank)
             p, place = shape[0], rank * shape[0] // 4  # pp is the first axis
@@ -591,7 +596,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
     layers = cut_by_check(drawn_model(0, sizes), 0, 1)
     if shape[3] > 1:
         split_by_check(layers, mesh["tp"], False)
-    code.shard(layers, mesh["dp", "shard"], made_args(code, shape))
+    code.shard(layers, data_axes(mesh), made_args(code, shape))
 
     def step():
         held = elements(layers.parameters())
@@ -606,7 +611,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
         mark()
         if short:
             others = cut_by_check(drawn_model(0, sizes), 0, 1)
-            code.shard(others, mesh["dp", "shard"], made_args(code, shape, dtype="bfloat16"))
+            code.shard(others, data_axes(mesh), made_args(code, shape, dtype="bfloat16"))
             for unit in others.modules():
                 if hasattr(unit, "unshard"):
                     unit.unshard()
@@ -647,7 +652,7 @@ def by_data(student, shape, *purpose):
     ),
     hints=(
         "Which mesh knows both axes? And what becomes of a block's weights once its forward pass is over?",
-        "`mesh` has two axes already, in the order that fully_shard takes them. reshard_after_forward decides whether "
+        "`mesh` has its axes already, in the order that fully_shard takes them. reshard_after_forward decides whether "
         "gathered weights are freed after the forward pass, or stay until the last backward pass.",
         "The two loops stay as they are; `options` gets two entries.",
     ),
@@ -954,8 +959,8 @@ def norms_on_rank(code, rank, world, shape, sizes, sequence):
 )
 def test_todo7_norms(student):
     # A width of 4 for each head does not divide into 3 shards.
-    for shape, sequence in (((1, 1, 3, 2), True), ((1, 2, 1, 3), True), ((2, 1, 1, 2), True), ((1, 2, 1, 2), False),
-                            ((2, 1, 2, 1), True)):  # fmt: skip
+    alone = ((1, 2, 1, 2), False), ((2, 1, 2, 1), True)  # nothing is to be sent
+    for shape, sequence in student.several((((1, 1, 3, 2), True), ((1, 2, 1, 3), True), ((2, 1, 1, 2), True), *alone)):
         tp = shape[3]
         sizes = drawn_sizes(student, tp, "norms", *shape, words=WORDS)
         sizes["dim"] = 4 * sizes["heads"]
@@ -1131,7 +1136,7 @@ def counted_wrongly(length, shape, sizes):
 )
 def test_todo9_evaluate(student):
     trials = []
-    for shape, interleaved in (((2, 1, 2, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 1), False)):
+    for shape, interleaved in student.several((((2, 1, 2, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 1), False))):
         layers = 4 if interleaved else 2  # a block for each stage
         sizes = drawn_sizes(student, shape[3], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
         right = student.reference(serial_evaluation, sizes=sizes)

@@ -94,18 +94,20 @@ def let_gloo_rest(seconds: float = 5.0) -> None:
     thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
-    running = [thread for thread in Path("/proc/self/task").glob("*") if "gloo" in _about(thread, "comm")]
+    threads = os.listdir("/proc/self/task") if sys.platform == "linux" else []
+    running = [thread for thread in threads if b"gloo" in _about(thread, "comm")]
     while running and time.monotonic() < deadline:
         time.sleep(0.001)  # no signal reports it; and meanwhile a thread can take Python's lock
-        running = [thread for thread in running if _about(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]]
+        running = [thread for thread in running if _about(thread, "stat").rpartition(b")")[2].split()[:1] == [b"R"]]
 
 
-def _about(thread: Path, file: str) -> str:
-    """What Linux reports about a thread; nothing once it has ended."""
+def _about(thread: str, file: str) -> bytes:
+    """What Linux reports about a thread of this process; nothing once it has ended."""
     try:
-        return (thread / file).read_text()
+        with open(f"/proc/self/task/{thread}/{file}", "rb", buffering=0) as about:
+            return about.read()
     except OSError:
-        return ""
+        return b""
 
 
 def is_rank0() -> bool:

@@ -478,5 +478,6 @@ def main(argv: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-    for late in (signal.SIGUSR1, signal.SIGTERM):  # while Python ends, each would otherwise make the run a failed one
+    # While Python shuts down, either signal would still kill the process, and a finished run would count as failed.
+    for late in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(late, signal.SIG_IGN)

@@ -36,6 +36,8 @@ import select
 import signal
 import socket
 import sys
+import traceback
+import types
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -86,6 +88,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     random.seed(0)
     numpy.random.seed(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the judge decides when to stop
+    note_no_stacks()
     kernels = observe.intercept_collectives()  # noqa: F841  held until this process ends
     importlib.import_module("grader.kit")  # and with it everything that a check needs
     # Each `init_process_group` empties these caches; full ones would be copied for it, page by page, on each rank.
@@ -94,6 +97,14 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
         keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
     else:
         attend(judge)
+
+
+def note_no_stacks() -> None:
+    """Torch notes the stack at each `torch.manual_seed`, once for each kind of GPU, and whenever DTensor works out the
+    shape of a result. That takes 2 % of the ranks' time, and only torch's own messages would show it.
+    """
+    for module in (torch.cuda, torch.xpu, torch.mtia, torch._subclasses.fake_tensor):
+        module.traceback = types.SimpleNamespace(**vars(traceback) | {"format_stack": list, "extract_stack": list})
 
 
 def run_command(connection: socket.socket) -> None:
