@@ -81,6 +81,7 @@ def text(words):
 ARGV = "--batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 1 --max-steps 1 --log-every 1".split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lesson", "flags"), [("tp_training", "--tp 2"), ("hybrid_training", "--shard 3 --tp 2")])
 def test_the_scripts_stop_before_the_first_step(runner, lesson, flags):
     for words in (60, 61):

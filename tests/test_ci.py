@@ -1,4 +1,4 @@
-"""What CI says of tests that pass only the second time, with stand-ins for the workbook, pip and ruff."""
+"""What CI runs, and says of tests that pass only the second time, with stand-ins for the workbook, pip and ruff."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from conftest import drawn_out
 from grader.engine.lesson.lessons import COURSE
 
 STAND_INS = {
@@ -65,3 +66,11 @@ def test_more_than_two_of_them_are_a_failure(ci):
 def test_what_fails_twice_has_failed(ci):
     code, said = ci('{"test_a": true}', again=1)
     assert code == 1 and "passed only" not in said
+
+
+def test_half_of_what_is_drawn_is_left_out_another_half_each_time():
+    tests = [f"tests/test_hostile.py::test_behind_bubblewrap[{n}]" for n in range(400)]
+    first, second = ([drawn_out(run, test) for test in tests] for run in ("first", "second"))
+    assert 150 < sum(first) < 250 and 150 < sum(second) < 250 and first != second
+    assert first == [drawn_out("first", test) for test in tests]
+    assert not any(drawn_out(None, test) for test in tests)

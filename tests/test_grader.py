@@ -81,6 +81,7 @@ def test_one_todo_of_one_lesson(tmp_path):
     assert [m["todo"] for m in json.loads((tmp_path / "marks.json").read_text())] == [4]
 
 
+@pytest.mark.long  # test_mutants.py does it for each TODO
 def test_a_half_done_exercise(tmp_path):
     done = grade("--target", target(tmp_path, {1, 2}), "-k", "ddp_training", "--json", str(tmp_path / "marks.json"))
     assert done.returncode == 1

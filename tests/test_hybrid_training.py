@@ -48,6 +48,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("flags", SHAPES)
 def test_every_shape_is_the_serial_run(solution, flags):
     right = serial(solution)

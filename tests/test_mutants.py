@@ -9,7 +9,7 @@ from grader.engine.judge import mutants, mutations, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-ONE_IN = 6  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
+ONE_IN = 8  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
 
 
 def judged_rightly(lesson, trials, again=""):

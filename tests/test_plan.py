@@ -285,6 +285,7 @@ def test_this_machine_is_measured():
     assert this_machine.from_json(json.dumps(asdict(jureca))) == jureca
 
 
+@pytest.mark.long
 def test_ranks_measure_their_links_and_share_the_memory():
     here = min(2, planning.devices_here())
     machine = planning.measured(here)

@@ -240,6 +240,7 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
     assert gpu.sample() == {"gpu": 87, "gpu_memory": 5}
 
 
+@pytest.mark.long
 def test_a_run_in_bfloat16_says_how_it_multiplied(run):
     found = runs.read(run)
     assert "bfloat16" not in page.facts(found)

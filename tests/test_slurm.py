@@ -103,6 +103,7 @@ def submitted(cluster, folder, file, *options, flags=()):
     return job, output.read_text()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("below", "name", "options", "flags"),
     [

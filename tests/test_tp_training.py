@@ -36,6 +36,7 @@ def serial(student, argv):
     return student.serial(["--data", "data", "--out", "out", *argv], corpus(student))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("world", "flags"),
     [

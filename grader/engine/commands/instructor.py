@@ -54,7 +54,8 @@ def test(
         raise typer.Exit(not (rehearsals.trial(*asked) if premises else trials.trial(*asked, others=True)))
     if not (lessons.COURSE / "tests").is_dir():
         fail("a student's copy of the course has no tests; ./workbook check checks your files")
-    workers = str(min(os.cpu_count() or 1, 4))  # a test spends most of its time waiting for ranks or a kernel to start
+    # A test spends most of its time waiting for ranks or a kernel to start; of the slow ones, some wait for Slurm.
+    workers = str(min((os.cpu_count() or 1) + everything, 4))
     named = any((lessons.COURSE / arg.partition("::")[0]).exists() for arg in args or [] if not arg.startswith("-"))
     own = [*["tests"] * (not named), "-n", workers, "--dist", "worksteal", *["--all"] * everything]
     done = subprocess.run([sys.executable, "-m", "pytest", *own, *(args or [])], cwd=lessons.COURSE, check=False)
