@@ -167,7 +167,7 @@ def parallelize(
     fully_shard before parallelize_module would shard whole layers, which could then not be cut.
     """
     stages = cut(model, mesh["pp"], device, args)
-    # On each axis more DTensor weighs six times as many layouts: without copies, the first step is seconds shorter.
+    # DTensor compares the layouts along all axes at once, so each axis makes the first step slower, even one of size 1.
     data = ("dp", "shard") if mesh["dp"].size() > 1 else ("shard",)
     for stage in stages:
         if mesh["tp"].size() > 1:
@@ -218,13 +218,14 @@ def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 
 
 def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
-    """Shard what this rank has of its layers. In place. `mesh`: copies (dp) × shards; if there are no copies, shards."""
+    """Shard what this rank has of its layers. In place. `mesh`: copies (dp) × shards, or shards alone."""
     options = {"mp_policy": precision(args)}
     # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
-    # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP); with one, it
-    # shards. As given, copies along dp are never averaged; and a block's weights are gathered for its forward and again
-    # for its backward pass, which is twice for each micro-batch. tp_training treats the modules outside its blocks differently. Keep each
-    # block a unit of its own, so that one computes while the next is gathered.
+    # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP); given one
+    # axis, it shards along that. `mesh` has the axis dp only if there are copies. As given, copies along dp are never
+    # averaged; and a block's weights are gathered for its forward and again for its backward pass, which is twice for
+    # each micro-batch. tp_training treats the modules outside its blocks differently. Keep each block a unit of its
+    # own, so that one computes while the next is gathered.
     ### BEGIN SOLUTION
     options |= {"mesh": mesh, "reshard_after_forward": False}
     for block in layers.blocks.values():
