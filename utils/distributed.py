@@ -91,26 +91,21 @@ def let_gloo_rest(seconds: float = 5.0) -> None:
 
     A thread that releases one while Python is shutting down needs a lock that is no longer granted, and the process
     aborts although all its work is done (https://github.com/pytorch/pytorch/pull/179291). Only Linux reports what a
-    thread is doing; elsewhere, and where a sandbox hides it, this does nothing.
+    thread is doing; elsewhere this does nothing.
     """
     deadline = time.monotonic() + seconds
-    try:
-        threads = os.listdir("/proc/self/task")
-    except OSError:
-        return
-    running = [thread for thread in threads if b"gloo" in _about(thread, "comm")]
+    running = [thread for thread in Path("/proc/self/task").glob("*") if "gloo" in _about(thread, "comm")]
     while running and time.monotonic() < deadline:
         time.sleep(0.001)  # no signal reports it; and meanwhile a thread can take Python's lock
-        running = [thread for thread in running if _about(thread, "stat").rpartition(b")")[2].split()[:1] == [b"R"]]
+        running = [thread for thread in running if _about(thread, "stat").rpartition(")")[2].split()[:1] == ["R"]]
 
 
-def _about(thread: str, file: str) -> bytes:
-    """What Linux reports about a thread of this process; nothing once it has ended."""
+def _about(thread: Path, file: str) -> str:
+    """What Linux reports about a thread; nothing once it has ended."""
     try:
-        with open(f"/proc/self/task/{thread}/{file}", "rb", buffering=0) as about:
-            return about.read()
+        return (thread / file).read_text()
     except OSError:
-        return b""
+        return ""
 
 
 def is_rank0() -> bool:
