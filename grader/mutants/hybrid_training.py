@@ -161,6 +161,7 @@ WRONG = [
     ),
     # TODO 4
     Answer(4, "shards alone: copies drift apart", swap=('"mesh": mesh', '"mesh": mesh["shard"]'), says="gradient of"),
+    Answer(4, "an axis that is not there", swap=('"mesh": mesh', '"mesh": mesh["dp", "shard"]'), says="mesh_dim_names"),
     Answer(4, "copies alone", swap=('"mesh": mesh', '"mesh": mesh["dp"]'), says=""),
     Answer(4, "sharded over both axes", swap=('"mesh": mesh', '"mesh": mesh._flatten()'), says="ranks outside"),
     Answer(4, "all ranks", swap=('"mesh": mesh, ', ""), says=""),
