@@ -651,7 +651,8 @@ def by_data(student, shape, *purpose):
         "micro-batch passes through all blocks: weights freed after each would be gathered m times."
     ),
     hints=(
-        'What does mesh["shard"] leave out of `mesh`? And what becomes of a block\'s weights once its forward pass is over?',
+        'What does mesh["shard"] leave out of `mesh`? And what becomes of a block\'s weights once its forward pass is '
+        "over?",
         "`mesh` has its axes already, in the order that fully_shard takes them. reshard_after_forward decides whether "
         "gathered weights are freed after the forward pass, or stay until the last backward pass.",
         "The two loops stay as they are; `options` gets two entries.",
