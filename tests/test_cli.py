@@ -9,10 +9,11 @@ import tarfile
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from course_copy import Course
-from grader.engine.commands import begin, cli, watch
+from grader.engine.commands import arguments, begin, cli, watch
 from grader.engine.commands.cli import app
 from grader.engine.lesson import files, lessons, progress
 
@@ -41,7 +42,7 @@ def test_mistakes_are_one_line(course, monkeypatch, capsys):
     monkeypatch.chdir(course.folder)
     for args, word in (
         (["chekc"], "chekc"),
-        (["check", "ddp_trainin"], "did you mean ddp_training?"),
+        (["check", "dpd_training"], "did you mean ddp_training?"),
         (["check", "ddp_training/99"], "ddp_training/1"),
         (["check", "ddp_training/x"], "ddp_training/1"),
         (["check", "single_gpu_training"], "no TODOs"),
@@ -62,6 +63,15 @@ def test_mistakes_are_one_line(course, monkeypatch, capsys):
         said = capsys.readouterr()
         assert end.value.code == 2 and not said.out, (args, said)
         assert len(said.err.splitlines()) == 1 and word in said.err, (args, said.err)
+
+
+def test_a_lesson_is_named_by_as_much_as_no_other_begins_with():
+    for name, lesson in (("ddp", "ddp_training"), ("05", "05_pipeline_parallel"), ("ddp_training", "ddp_training")):
+        assert arguments.lesson_named(name) == arguments.exercise_named(name) == lesson
+    assert arguments.todo_named("06/3") == ("06_context_parallel", 3)
+    for name in ("", "0", "ddp_training_2"):
+        with pytest.raises(typer.Exit):
+            arguments.lesson_named(name)
 
 
 def test_ctrl_c_while_modules_load_is_silent(course, tmp_path):

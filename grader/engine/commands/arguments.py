@@ -29,7 +29,7 @@ BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
 STUDENTS = not lessons.has_solutions()  # this is a student's copy of the course
 
 
-Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training")]
+Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training, or enough of it: ddp")]
 
 
 Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
@@ -63,24 +63,29 @@ def backend_named(wish: str) -> "backends.Backend":
 
 
 def lesson_named(name: str) -> str:
-    stems = lessons.stems()
-    if name in seals.sealed():
-        fail(seals.waits_for(name, right()))
-    if name not in stems:
-        close = [stem for stem in stems if stem.startswith(name)] or difflib.get_close_matches(name, stems, n=1)
+    """The lesson of this name, or the only one whose name begins so."""
+    stems, sealed = lessons.stems(), seals.sealed()
+    meant = [stem for stem in (*stems, *sealed) if name and stem.startswith(name)]
+    lesson = name if name in meant else meant[0] if len(meant) == 1 else ""
+    if lesson in sealed:
+        fail(seals.waits_for(lesson, right()))
+    if not lesson:
+        close = meant or difflib.get_close_matches(name, stems, n=1)
         fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
-    return name
+    return lesson
 
 
 def exercise_named(name: str) -> str:
-    if not titles(lesson_named(name)):
-        fail(f"{name} has no TODOs, it runs as given; these have TODOs: {', '.join(exercises())}")
-    return name
+    lesson = lesson_named(name)
+    if not titles(lesson):
+        fail(f"{lesson} has no TODOs, it runs as given; these have TODOs: {', '.join(exercises())}")
+    return lesson
 
 
 def todo_named(name: str) -> tuple[str, int]:
-    lesson, _, number = name.partition("/")
-    known = titles(exercise_named(lesson))
+    begun, _, number = name.partition("/")
+    lesson = exercise_named(begun)
+    known = titles(lesson)
     if not number:
         fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(known)}")
     if not number.isdecimal() or int(number) not in known:

@@ -48,7 +48,8 @@ def run(
     ] = True,
 ) -> None:
     """Run a lesson's script in several processes on this machine, or with its batch file on several nodes."""
-    if lessons.is_notebook(lesson_named(lesson)):
+    lesson = lesson_named(lesson)
+    if lessons.is_notebook(lesson):
         fail(f"{lesson} is a notebook: ./workbook lab opens it")
     if nodes:
         raise typer.Exit(run_as_job(lesson, nodes, batch, [*(args or []), "--record", *["--watch"] * watched], dry_run))

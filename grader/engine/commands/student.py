@@ -43,7 +43,7 @@ def status(
         say_next(track)
         return
     if only:
-        lesson_named(only)
+        only = lesson_named(only)
     entries = Progress().read()
     marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
     lines = lesson_map()
@@ -180,8 +180,9 @@ def diff(lesson: Lesson) -> None:
     """Show what you changed in a lesson."""
     from grader.engine.lesson import files
 
+    lesson = lesson_named(lesson)
     try:
-        lines = files.diff(lesson_named(lesson))
+        lines = files.diff(lesson)
     except (FileNotFoundError, ValueError) as problem:
         fail(unreadable(problem, lesson))
     for line in lines:
@@ -194,7 +195,8 @@ def reset(lesson: Lesson) -> None:
     """Restore a lesson to its original state; a copy of your files is kept."""
     from grader.engine.lesson import files
 
-    for line in files.reset(lesson_named(lesson)):
+    lesson = lesson_named(lesson)
+    for line in files.reset(lesson):
         say(escape(line))
     Progress().forget(lesson)
 
@@ -205,8 +207,9 @@ def solution(todo: Todo) -> None:
     lesson, number = todo_named(todo)
     if reference.reference(lesson, number) is None:
         fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
-    if todo not in right():
-        fail(f"make it pass first (./workbook check {todo}); for a hint: ./workbook hint {todo}", 1)
+    name = f"{lesson}/{number}"
+    if name not in right():
+        fail(f"make it pass first (./workbook check {name}); for a hint: ./workbook hint {name}", 1)
     say_reference(lesson, number)
 
 
