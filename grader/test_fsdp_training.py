@@ -1468,7 +1468,7 @@ def load_sharded_on_rank(code, rank, world, onto):
     ),
 )
 def test_todo11_load_sharded(student):
-    world, onto = 4, (2, 1)
+    world, onto = 4, student.several((2, 1))
     left = student.call(load_sharded_on_rank, world=world, onto=onto, common=True).evidence
     right = together(left, "saved")
     for ranks in onto:
@@ -1495,11 +1495,10 @@ def test_todo11_load_sharded(student):
     check_going_on(student)
 
 
-# Two epochs of two steps, saved after each.
+# Two epochs of two steps, saved after each; and the runs that go on after the first of them.
 LONG = [*ARGV, "--log-every", "1"]
 SAVED = "out-0/step-2"
-RUNS = [
-    [4, [*LONG, "--save"]],
+RESUMED = [
     [4, [*LONG, "--resume", SAVED]],
     [2, [*LONG, "--sharding", "grad", "--resume", SAVED, "--recompute"]],
     [1, [*LONG, "--resume", SAVED]],
@@ -1514,32 +1513,40 @@ def check_going_on(student):
     """The run that is resumed after an epoch is the run that never stopped; on as many ranks, to the last bit."""
     serial = serial_run(student, LONG)
     right = losses(serial.evidence[0])
-    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student), common=True)
-    runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(RUNS))]
+    asked = [[4, [*LONG, "--save"]], *student.several(RESUMED)]
+    run = student.call(mains_on_rank, world=4, group=None, runs=asked, data=corpus(student), common=True)
+    runs = [[mine[number] for mine in run.evidence if mine[number] is not None] for number in range(len(asked))]
     same_losses("on 4 ranks", right, runs[0])
     told = "saved after an epoch on 4 ranks and resumed on {},"
-    for number, (ranks, _) in enumerate(RUNS[1:], start=1):
+    for number, (ranks, _) in enumerate(asked[1:], start=1):
         steps = min(map(len, map(training, runs[number])))
         expect(steps == 2, f"{told.format(ranks)} it makes {steps} steps; without a stop there were two more", 2, steps)
         same_losses(told.format(ranks), right[2:], runs[number])
         report = [line for line in reported(serial) if line["step"] > 2]
         same_report(told.format(ranks), report, reported(run, f"out-{number}"))
-    for rank, (first, again) in enumerate(zip(runs[0], runs[1], strict=True)):
+        if ranks == 4:
+            same_to_the_bit(told.format(ranks), runs[0], runs[number])
+    for number, (ranks, _) in enumerate(asked):
+        if ranks > 1:
+            steps = len(right) if number == 0 else 2
+            check_shards_travel(told.format(ranks) if number else "on 4 ranks", serial, run, number, ranks, steps)
+
+
+def same_to_the_bit(told, through, resumed):
+    """Of two runs on as many ranks, each rank's losses after the stop and the last weights."""
+    for rank, (first, again) in enumerate(zip(through, resumed, strict=True)):
         expect(
             losses(first)[2:] == losses(again),
-            f"{told.format(4)} the losses of rank {rank} differ in a bit from those without a stop",
+            f"{told} the losses of rank {rank} differ in a bit from those without a stop",
             losses(first)[2:],
             losses(again),
             rank,
         )
-    a, b = together(runs[0], "weights"), together(runs[1], "weights")
+    a, b = together(through, "weights"), together(resumed, "weights")
     for name in a:
         expect(
             torch.equal(a[name], b[name]),
-            f"{told.format(4)} the last {name} differs in a bit from the one without a stop",
+            f"{told} the last {name} differs in a bit from the one without a stop",
             "equal weights",
             "others",
         )
-    for number, (ranks, _) in enumerate(RUNS[:-1]):  # the last one has one rank
-        steps = len(right) if number == 0 else 2
-        check_shards_travel(told.format(ranks) if number else "on 4 ranks", serial, run, number, ranks, steps)

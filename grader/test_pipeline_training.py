@@ -1458,7 +1458,7 @@ def check_whole_runs(student, serial):
     world = 4
     losses = [line["loss"] for line in reported(serial) if line["kind"] == "step"]
     psi = sum(weight.numel() for weight in serial.evidence[0]["weights"].values())
-    grids = [(ranks, flags) for ranks, flags in RUNS if splits_backward() or "zero-bubble" not in flags]
+    grids = student.several((ranks, flags) for ranks, flags in RUNS if splits_backward() or "zero-bubble" not in flags)
     runs = [[ranks, [*ARGV, *flags.split()]] for ranks, flags in grids]
     run = student.call(mains_on_rank, world=world, group=None, runs=runs, data=corpus(student), keep=KEPT)
     for case, (ranks, flags) in enumerate(grids):

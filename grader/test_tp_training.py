@@ -936,8 +936,9 @@ def serial_run(student):
 def check_law(student, serial):
     """The parallel run is the serial run."""
     right, final = losses(serial.evidence[0]), serial.evidence[0]["weights"]
-    run = student.call(mains_on_rank, world=4, group=None, runs=RUNS, data=corpus(student))
-    for number, (world, flags) in enumerate(RUNS):
+    runs = student.several(RUNS)
+    run = student.call(mains_on_rank, world=4, group=None, runs=runs, data=corpus(student))
+    for number, (world, flags) in enumerate(runs):
         ranks = [mine[number] for mine in run.evidence[:world]]
         told = f"with {' '.join(flags[len(ARGV) :])} on {world} ranks,"
         same_losses(told, right, ranks)

@@ -185,6 +185,7 @@ def test_killed_twice_in_a_save_and_resumed(tmp_path):
                 for pid in ranks_of(killed)[: 1 if rank_alone else None]:
                     os.kill(pid, signal.SIGKILL)
                 break
+            time.sleep(0.001)  # the ranks need the processor; a save takes many times as long
         said = killed.communicate(timeout=120)
         assert killed.returncode, f"it was not killed: {said}"
         assert list(out.glob(".step-*.part")), "not in a save: nothing was being written"

@@ -9,7 +9,7 @@ from grader.engine.judge import mutants, mutations, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-ONE_IN = 8  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
+ONE_IN = 16  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
 
 
 def judged_rightly(lesson, trials, again=""):
@@ -24,13 +24,19 @@ def test_a_right_answer_is_accepted(runner, lesson):
     judged_rightly(lesson, mutants.right_answers(runner, lesson, mutants.lessons.titles(lesson), one_in=ONE_IN))
 
 
-@pytest.mark.parametrize(
-    ("lesson", "todo"), [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
-)
+EVERY_TODO = [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
+
+
+@pytest.mark.parametrize(("lesson", "todo"), EVERY_TODO)
 def test_a_wrong_answer_fails_by_its_todo(runner, lesson, todo):
+    judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo], one_in=ONE_IN))
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize(("lesson", "todo"), EVERY_TODO)
+def test_a_lesson_is_judged_half_done(runner, lesson, todo):
     seed = seeds.drawn()
     judged_rightly(lesson, mutants.half_done(runner, lesson, [todo], seed), f" (--seed {seed})")
-    judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo], one_in=ONE_IN))
 
 
 @pytest.mark.parametrize("lesson", checked_lessons())

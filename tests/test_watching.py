@@ -37,6 +37,7 @@ def test_a_fault_is_named_with_its_rank_and_line(course, fault):
     assert re.search(WORDS[fault], told.text), told.text
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("slow", watching.SLOW)
 def test_a_slow_run_is_told_of_once_and_left_alone(course, slow):
     watching.plant(course, watching.SLOW[slow], seconds=4 * PATIENCE)
