@@ -10,7 +10,6 @@ import sys
 import tarfile
 import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -255,14 +254,13 @@ def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submissi
 
 def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeypatch):
     told = []
-    monkeypatch.setattr(seeds, "ProcessPoolExecutor", lambda jobs, *_, **__: ThreadPoolExecutor(jobs))
-    monkeypatch.setattr(seeds, "failures_here", lambda lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
+    monkeypatch.setattr(seeds, "failures", lambda runner, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
     monkeypatch.setattr(seeds, "drawn", iter(["bad", "good"]).__next__)
-    assert seeds.fit_for_a_class([LESSON], 2, told.append) == "good"
+    assert seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
     assert told == [f"seed bad is not used: the reference solution of {LESSON}/3: …", f"  {LESSON}"]
     monkeypatch.setattr(seeds, "drawn", lambda: "bad")
     with pytest.raises(ValueError, match="fail with 3 seeds"):
-        seeds.fit_for_a_class([LESSON], 2, told.append)
+        seeds.fit_for_a_class(None, [LESSON], told.append)
 
 
 def test_a_drawn_seed_passes_the_reference_solutions():

@@ -187,7 +187,7 @@ def grade(
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
         guards = grading.guards_for(walls, backend)
         if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():
-            seed = seed_for_a_class(stems, 1 if slurm else jobs)
+            seed = seed_for_a_class(stems)
         room = grading.open_class(out, stems, seed, guards, minutes, backend)
     except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
@@ -218,12 +218,15 @@ def grade(
         )
 
 
-def seed_for_a_class(stems: list[str], jobs: int) -> str:
+def seed_for_a_class(stems: list[str]) -> str:
     """A seed with which right answers pass: it is tested on the reference solutions, with gloo."""
     from grader.engine.judge.seeds import fit_for_a_class
+    from grader.engine.ranks.runner import Runner
 
-    say("[dim]testing the seed of this class, and this machine, on the reference solutions, once[/]")
-    return fit_for_a_class(stems, jobs, lambda line: say(escape(line)))
+    say("[dim]testing the seed of this class on the reference solutions, once[/]")
+    with Runner() as runner:
+        runner.start()
+        return fit_for_a_class(runner, stems, lambda line: say(escape(line)))
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)

@@ -1,15 +1,12 @@
 """Verifies that reference solutions and other right answers pass with every seed.
 
 `check`, `watch` and CI draw with one seed; each class has its own. So seeds are tried: N of them by `./workbook test
---seeds N`, a new one by `./workbook test --all`, and a class's own by `./workbook grade`, on the machine that grades,
-before it grades any submission.
+--seeds N`, a new one by `./workbook test --all`, and a class's own by `./workbook grade`, before it grades any
+submission.
 """
 
-import multiprocessing
 import secrets
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from grader.engine.judge import mutants
 from grader.engine.judge.judge import Judge
@@ -57,35 +54,19 @@ def trial(stems: list[str], seeds: list[str], say: Callable[[str], None], *, oth
     return not wrong
 
 
-def fit_for_a_class(stems: list[str], jobs: int, say: Callable[[str], None]) -> str:
-    """A drawn seed with which the reference solutions pass on this machine. Judges `jobs` lessons at a time, and says
-    which are done, for it takes minutes.
+def fit_for_a_class(runner: Runner, stems: list[str], say: Callable[[str], None]) -> str:
+    """A drawn seed with which the reference solutions pass; says which lessons are done, for it takes minutes.
 
     Raises:
         ValueError: they fail with all drawn seeds.
     """
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=start_runner) as pool:
-        for _ in range(TRIES):
-            seed, failed = drawn(), []
-            asked = {pool.submit(failures_here, stem, seed): stem for stem in stems}
-            for done in as_completed(asked):
-                if failed := done.result():
-                    say(f"seed {seed} is not used: the reference solution of {failed[0]}")
-                    break
-                say(f"  {asked[done]}")
-            if not failed:
-                return seed
-            for left in asked:
-                left.cancel()
+    for _ in range(TRIES):
+        seed, failed = drawn(), []
+        for stem in stems:
+            if failed := failures(runner, stem, seed):
+                say(f"seed {seed} is not used: the reference solution of {failed[0]}")
+                break
+            say(f"  {stem}")
+        if not failed:
+            return seed
     raise ValueError(f"the reference solutions fail with {TRIES} seeds: ./workbook test --seeds 3 says where")
-
-
-def start_runner() -> None:
-    """In a process of the pool: start the runner that all its lessons share. Its server ends with this process."""
-    global RUNNER
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; one of them says so
-    RUNNER = Runner()
-
-
-def failures_here(lesson: str, seed: str) -> list[str]:
-    return failures(RUNNER, lesson, seed)
