@@ -168,9 +168,17 @@ def serial(passes, seeds, dtype="float32"):
     return gradients(model)
 
 
-def own_gradients(number, users, seeds):
-    """Of each rank alone."""
-    return [serial([[number, [0] if rank in users else []]], [seed]) for rank, seed in enumerate(seeds)]
+def serial_each(asked, seeds, dtype="float32"):
+    """`serial` for each of several lists of passes, in one process: to start one takes longer than the passes."""
+    return [serial(passes, seeds, dtype) for passes in asked]
+
+
+def own_gradients(asked, seeds):
+    """Of each rank alone, for each of several passes."""
+    return [
+        [serial([[number, [0] if rank in users else []]], [seed]) for rank, seed in enumerate(seeds)]
+        for number, users, *_ in asked
+    ]
 
 
 def tell(what, **about):
@@ -572,18 +580,17 @@ def test_todo3_naive(student):
 
 def naive_gradients(student, world):
     """The mean gradients of each case, which no rank has alone."""
-    found, seeds = [], student.seeds(world)
-    for one in NAIVE[world][1]:
-        right = student.reference(serial, passes=[one], seeds=[*seeds], dtype=NAIVE[world][0])
-        own = student.reference(own_gradients, number=one[0], users=one[1], seeds=[*seeds])
+    (dtype, passes), seeds = NAIVE[world], student.seeds(world)
+    rights = student.reference(serial_each, asked=[[one] for one in passes], seeds=[*seeds], dtype=dtype)
+    owns = student.reference(own_gradients, asked=passes, seeds=[*seeds])
+    for right, own in zip(rights, owns, strict=True):
         alike = [
             name
             for name in right
             if all(name in mine and near(mine[name], right[name], REL, scale_of(right.values())) for mine in own)
         ]
         student.premise(not alike, f"a rank that keeps its own gradient of {alike[:1]}")
-        found.append(right)
-    return found
+    return rights
 
 
 def check_naive(what, right, case, run, sizes, world):
@@ -683,15 +690,14 @@ def test_todo4_overlapped(student):
         seeds = student.seeds(world)
         with hinted(OWN_ZEROS, "hang", "mismatch"):
             run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
-        for case, (what, later) in enumerate(PASSES):
-            passes = [[number, [*range(world)]] for number in (*earlier, *later)]
-            mean = student.reference(serial, passes=passes, seeds=[*seeds])
+        asked = [[[number, [*range(world)]] for number in (*earlier, *later)] for _, later in PASSES]
+        *means, of_zeros = student.reference(serial_each, asked=[*asked, [ALL_ZEROS]], seeds=[*seeds])
+        for case, ((what, _), passes, mean) in enumerate(zip(PASSES, asked, means, strict=True)):
             right = {name: grad * len(passes) for name, grad in mean.items()}
             what += f", on {count_of(world, 'rank')}" + ", called after an earlier pass" * bool(earlier)
             check_overlapped(what, right, OVERLAPPED[len(passes) > 1], case, run, world)
-        right = student.reference(serial, passes=[ALL_ZEROS], seeds=[*seeds])
         what = f"reduce_when_ready on {count_of(world, 'rank')}{ZEROS}"
-        check_overlapped(what, right, OWN_ZEROS, len(PASSES), run, world)
+        check_overlapped(what, of_zeros, OWN_ZEROS, len(PASSES), run, world)
 
 
 def check_overlapped(what, right, hint, case, run, world):
@@ -949,13 +955,13 @@ def held_after_steps(model, reducer, batch):
     ),
 )
 def test_todo6_bucketed(student):
-    for world, (cap, steps) in BUCKETED.items():
-        seeds = student.seeds(world)
+    for world, (cap, steps) in student.several(BUCKETED.items()):
+        seeds, steps = student.seeds(world), student.several(steps, 3)
         passes_of_steps = [passes for _, passes in steps]
         with hinted(NOT_ASKED, "hang"):
             run = student.call(bucketed_on_rank, world=world, seed=seeds, cap=cap, steps=passes_of_steps)
-        for case, (what, passes) in enumerate(steps):
-            right = student.reference(serial, passes=passes, seeds=[*seeds])
+        rights = student.reference(serial_each, asked=passes_of_steps, seeds=[*seeds])
+        for case, ((what, passes), right) in enumerate(zip(steps, rights, strict=True)):
             check_bucketed(what, right, case, run, world, cap, passes)
         for case, later in enumerate((0, 50)):
             what = f"the {('first', 'second')[case]} of two models, each with its Bucketed, whose passes alternate"
@@ -999,7 +1005,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
                 "sync says whether this pass is the step's last one. Which part of a hook's work is for the last one"
                 " alone?",
             )
-        with hinted(AGAIN if case == 1 and all_users else bucketed_hint(passes, all_users)):
+        with hinted(AGAIN if what == STEPS[1][0] else bucketed_hint(passes, all_users)):
             check_step(what, seen[case], right, rank, world)
         check_budget(what, last, rank, buckets, sum(sizes), "bucket", world)
         if all_users:

@@ -1564,7 +1564,7 @@ TRAININGS = ((2, 2, 2, 2, 1.0), (3, 3, 1, 1, None), (4, 2, 3, 2, 1.25))
 )
 def test_todo9_training(student):
     trials = []
-    for world, spread, each, k, factor in TRAININGS:
+    for world, spread, each, k, factor in student.several(TRAININGS, but=TRAININGS[1:2]):  # which drops nothing
         how = dict(experts=spread * each, k=k, factor=factor)
         for attempt in range(20):
             seeds = student.draw("training", world, attempt).sample(range(1 << 40), world)
@@ -1578,7 +1578,7 @@ def test_todo9_training(student):
         trials.append((world, spread, each, seeds, how, right))
     apart = max(abs(right["dropless"] - right["losses"][-1]) for *_, right in trials)
     student.premise(apart > 4e-3, "a layer that drops in training only")
-    for trial in student.several(trials):
+    for trial in trials:
         check_training(student, *trial)
 
 

@@ -503,7 +503,7 @@ def serial_weights(seed):
 )
 def test_todo3_first_weights(student):
     seeds = student.draw("first").sample(range(1, 1000), 2)
-    for ranks, pp, turns in ((4, 2, 1), (3, 3, 2)):
+    for ranks, pp, turns in student.several(((4, 2, 1), (3, 3, 2))):
         run = student.call(first_on_rank, world=ranks, seeds=seeds, pp=pp, turns=turns)
         for number, seed in enumerate(seeds):
             told = f"on {ranks} ranks, {pp} of them in a pipeline{with_stages(turns)}"
@@ -1209,7 +1209,7 @@ def whole_gradient(seed, pp, turns):
 )
 def test_todo7_clip(student):
     seed, trials = student.draw("clip").randrange(1000), []
-    for pp, data, turns in ((2, 2, 2), (3, 1, 1)):
+    for pp, data, turns in student.several(((2, 2, 2), (3, 1, 1))):
         grads = student.reference(whole_gradient, seed=seed, pp=pp, turns=turns)
         right = math.sqrt(sum(grad.double().square().sum().item() for grad in grads.values()))
         student.premise(CLIPS[0] < right / 2 and right < CLIPS[2], "gradients that are not clipped")
@@ -1280,7 +1280,7 @@ def save_on_rank(code, rank, world, grid):
     ),
 )
 def test_todo8_save(student):
-    for grid in ((2, 2, 2), (3, 1, 1)):
+    for grid in student.several(((2, 2, 2), (3, 1, 1))):
         run = student.call(save_on_rank, world=grid[0] * grid[1], grid=grid)
         one_writer(run)
         first = student.reference(serial_weights, seed=0)
