@@ -1495,7 +1495,7 @@ def test_todo11_load_sharded(student):
     check_going_on(student)
 
 
-# Two epochs of two steps, saved after each; and the runs that go on after the first of them.
+# Two epochs of two steps, saved after each; and the runs that resume after the first of them.
 LONG = [*ARGV, "--log-every", "1"]
 SAVED = "out-0/step-2"
 RESUMED = [

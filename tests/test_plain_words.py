@@ -49,7 +49,7 @@ STIFF = {
     r"\b(dealt|deals|dealing) out\b|\blets? (it|them|the whole) go\b": "divide, distribute; free",
 }
 ROOMS = ("grader", "utils", "images", "benchmarks")  # and the texts above; tests and mutants speak to maintainers
-MOST_FOR_STUDENTS, MOST = 8, 45  # lines
+MOST_FOR_STUDENTS, MOST = 8, 42  # lines
 
 
 def stiff(paths: list) -> list[str]:

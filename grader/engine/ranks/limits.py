@@ -113,7 +113,7 @@ def stopped(processes: list[Process]) -> Fault | None:
         return None
     return Fault(
         "crash",
-        "a process was stopped by a signal, and nobody will let it go on",
+        "a process was stopped by a signal, and nothing will resume it",
         None,
         expected="every rank ends normally",
         seen="a process that is stopped",
