@@ -29,7 +29,7 @@ BEGIN, LEARN, TEACH = "To begin", "To learn", "For instructors and maintainers"
 STUDENTS = not lessons.has_solutions()  # this is a student's copy of the course
 
 
-Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training, or enough of it: ddp")]
+Lesson = Annotated[str, typer.Argument(metavar="LESSON", help="such as ddp_training; a unique prefix is enough")]
 
 
 Todo = Annotated[str, typer.Argument(metavar="LESSON/TODO", help="such as ddp_training/4")]
@@ -63,16 +63,21 @@ def backend_named(wish: str) -> "backends.Backend":
 
 
 def lesson_named(name: str) -> str:
-    """The lesson of this name, or the only one whose name begins so."""
-    stems, sealed = lessons.stems(), seals.sealed()
-    meant = [stem for stem in (*stems, *sealed) if name and stem.startswith(name)]
-    lesson = name if name in meant else meant[0] if len(meant) == 1 else ""
-    if lesson in sealed:
+    """The lesson of this name, or the only one whose name begins with it; not a sealed one."""
+    stems, lesson = lessons.stems(), completed(name)
+    if lesson in seals.sealed():
         fail(seals.waits_for(lesson, right()))
     if not lesson:
-        close = meant or difflib.get_close_matches(name, stems, n=1)
+        close = [stem for stem in stems if stem.startswith(name)] or difflib.get_close_matches(name, stems, n=1)
         fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
     return lesson
+
+
+def completed(name: str) -> str:
+    """The only lesson, sealed ones included, whose name begins with this; "" if there is none, or more than one."""
+    known = [*lessons.stems(), *seals.sealed()]
+    meant = [stem for stem in known if stem.startswith(name)]
+    return name if name in known else meant[0] if len(meant) == 1 else ""
 
 
 def exercise_named(name: str) -> str:

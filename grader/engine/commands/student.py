@@ -14,6 +14,7 @@ from grader.engine.commands.arguments import (
     Track,
     app,
     backend_named,
+    completed,
     exercise_named,
     lesson_named,
     own_file,
@@ -216,8 +217,9 @@ def solution(todo: Todo) -> None:
 @app.command("open", rich_help_panel=LEARN)
 def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
     """Unseal a lesson early; it contains solutions of an earlier one."""
+    lesson = completed(lesson) or lesson_named(lesson)
     if lesson not in seals.sealed():
-        say(f"{lesson_named(lesson)} is not sealed")
+        say(f"{lesson} is not sealed")
         return
     for name in seals.unseal(lesson):
         say(f"  {name}")
