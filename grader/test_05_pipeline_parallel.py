@@ -820,6 +820,7 @@ def accumulated(code, x, y, m):
 
 
 def whole_batches(asked):
+    """`whole_batch` for each (rows, counted), in one process."""
     return [whole_batch(rows, counted) for rows, counted in asked]
 
 
