@@ -168,11 +168,6 @@ def serial(passes, seeds, dtype="float32"):
     return gradients(model)
 
 
-def serial_each(asked, seeds, dtype="float32"):
-    """`serial` for each of several lists of passes, in one process: to start one takes longer than the passes."""
-    return [serial(passes, seeds, dtype) for passes in asked]
-
-
 def own_gradients(asked, seeds):
     """Of each rank alone, for each of several passes."""
     return [
@@ -581,7 +576,7 @@ def test_todo3_naive(student):
 def naive_gradients(student, world):
     """The mean gradients of each case, which no rank has alone."""
     (dtype, passes), seeds = NAIVE[world], student.seeds(world)
-    rights = student.reference(serial_each, asked=[[one] for one in passes], seeds=[*seeds], dtype=dtype)
+    rights = [student.reference(serial, passes=[one], seeds=[*seeds], dtype=dtype) for one in passes]
     owns = student.reference(own_gradients, asked=passes, seeds=[*seeds])
     for right, own in zip(rights, owns, strict=True):
         alike = [
@@ -691,7 +686,7 @@ def test_todo4_overlapped(student):
         with hinted(OWN_ZEROS, "hang", "mismatch"):
             run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
         asked = [[[number, [*range(world)]] for number in (*earlier, *later)] for _, later in PASSES]
-        *means, of_zeros = student.reference(serial_each, asked=[*asked, [ALL_ZEROS]], seeds=[*seeds])
+        *means, of_zeros = (student.reference(serial, passes=one, seeds=[*seeds]) for one in (*asked, [ALL_ZEROS]))
         for case, ((what, _), passes, mean) in enumerate(zip(PASSES, asked, means, strict=True)):
             right = {name: grad * len(passes) for name, grad in mean.items()}
             what += f", on {count_of(world, 'rank')}" + ", called after an earlier pass" * bool(earlier)
@@ -960,7 +955,7 @@ def test_todo6_bucketed(student):
         passes_of_steps = [passes for _, passes in steps]
         with hinted(NOT_ASKED, "hang"):
             run = student.call(bucketed_on_rank, world=world, seed=seeds, cap=cap, steps=passes_of_steps)
-        rights = student.reference(serial_each, asked=passes_of_steps, seeds=[*seeds])
+        rights = [student.reference(serial, passes=passes, seeds=[*seeds]) for passes in passes_of_steps]
         for case, ((what, passes), right) in enumerate(zip(steps, rights, strict=True)):
             check_bucketed(what, right, case, run, world, cap, passes)
         for case, later in enumerate((0, 50)):

@@ -585,10 +585,6 @@ def sgd(module, rate):
             p.grad = None
 
 
-def serial_layers(trials):
-    return [serial_layer(**trial) for trial in trials]
-
-
 def serial_layer(kind, seed, **sizes):
     """Output, gradients, and the output after some steps."""
     layer = made(kind, seed, **sizes)
@@ -778,7 +774,7 @@ def must_train(student, world, kind, right):
 def layer_jobs(student, trials_of):
     """`trials_of`: number of ranks -> trials."""
     trials = [(world, trial) for world, trials in trials_of.items() for trial in trials]
-    rights = student.reference(serial_layers, trials=[trial for _, trial in trials])
+    rights = [student.reference(serial_layer, **trial) for _, trial in trials]
     for (world, trial), right in zip(trials, rights):
         must_train(student, world, trial["kind"], right)
     return [(world, layer_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
@@ -1307,10 +1303,6 @@ def logits_and_targets(seed, words, tokens, kind, dtype, counted, ignore):
     return logits, y
 
 
-def serial_losses(trials):
-    return [serial_loss(**trial) for trial in trials]
-
-
 def serial_loss(**trial):
     logits, y = logits_and_targets(**trial)
     logits = logits.float().requires_grad_()
@@ -1388,7 +1380,7 @@ def test_todo7_loss(student):
             few = world > 1 and logits <= four_a_token(world, math.prod(tokens))
             student.premise(not few, "a rank that gathers the logits")
             trials.append((world, dict(seed=draw.randrange(1 << 30), words=words, tokens=tokens, **how)))
-    rights = student.reference(serial_losses, trials=[trial for _, trial in trials])
+    rights = [student.reference(serial_loss, **trial) for _, trial in trials]
     jobs = [(world, loss_on_rank, trial, (trial, right)) for (world, trial), right in zip(trials, rights)]
     done = in_one_run(student, jobs + [training_job(student, world) for world in (1, 2, 3, 4)])
     usual = {
@@ -1495,10 +1487,6 @@ def norm_of(gradients):
     return torch.stack([gradient.norm() for gradient in gradients]).norm()
 
 
-def serial_trainings(seed, words):
-    return [serial_training(seed, words, clip) for clip in (None, CLIP)]
-
-
 def serial_training(seed, words, clip):
     model = language_model(seed, words)
     seen = {"losses": [], "norms": [], "first": {name: p.detach().clone() for name, p in model.named_parameters()}}
@@ -1548,7 +1536,7 @@ def training_job(student, world, sequence=False, clip=None):
     draw = student.draw("training")
     words, seed = draw.choice((29, 31, 35, 37, 41, 43)), draw.randrange(1 << 30)  # no number of ranks divides them
     how = dict(seed=seed, words=words, sequence=sequence, clip=clip)
-    right = student.reference(serial_trainings, seed=seed, words=words)[bool(clip)]
+    right = student.reference(serial_training, seed=seed, words=words, clip=clip)
     stuck = [name for name, weight in right["weights"].items() if near(right["first"][name], weight, 2 * REL)]
     student.premise(not stuck, f"a {stuck[:1]} that never moves")
     often = not clip or sum(norm > 1.05 * clip for norm in right["norms"]) > LONG // 2

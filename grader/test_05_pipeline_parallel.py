@@ -506,10 +506,6 @@ def serial(seeds, v, m, rows, width, dtype, leave_out=None):
     return {"losses": losses, "gradients": [gradients_of(stage) for stage in stages]}
 
 
-def serial_trials(trials):
-    return [serial(**trial) for trial in trials]
-
-
 def gradients_of(module):
     return {name: p.grad for name, p in module.named_parameters()}
 
@@ -819,11 +815,6 @@ def accumulated(code, x, y, m):
     }
 
 
-def whole_batches(asked):
-    """`whole_batch` for each (rows, counted), in one process."""
-    return [whole_batch(rows, counted) for rows, counted in asked]
-
-
 def whole_batch(rows, counted):
     x, y = made_tokens(rows, 4, counted)
     model = tiny_model()
@@ -859,7 +850,7 @@ def test_todo3_microbatches(student):
     many = draw.randrange(2, 6)
     cases = [(rows, shares(draw, rows, most=4), m) for m in (1, many) for rows in lengths(draw, m) if rows]
     cases += [(4, [4, 1, 0, 0], 2), (4, [0, 0, 0, 0], 2)]
-    rights = student.reference(whole_batches, asked=[[rows, counted] for rows, counted, _ in cases])
+    rights = [student.reference(whole_batch, rows=rows, counted=counted) for rows, counted, _ in cases]
     unequal = rights[-2]
     apart = abs(unequal["mean of means"] - unequal["loss"]) > 1e-4 * unequal["loss"]
     student.premise(apart, "a mean of means")
@@ -1385,7 +1376,7 @@ def nameless(trial):
 
 
 def serial_of(trials, seeds):
-    """For `serial_trials`: the same weights and batches."""
+    """For `serial`: the same weights and batches."""
     asked = []
     for number, trial in enumerate(trials):
         given = {key: value for key, value in trial.items() if key not in ("name", "schedule", "grad")}
@@ -1465,7 +1456,7 @@ def test_todo5_act(student):
 
 
 def serial_rights(student, trials):
-    rights = student.reference(serial_trials, trials=serial_of(trials, [*student.seeds(4)]))
+    rights = [student.reference(serial, **one) for one in serial_of(trials, [*student.seeds(4)])]
     stages = [stage for right in rights for stage in right["gradients"]]
     student.premise(all(map(any_gradient, stages)), "gradients that are zero")
     return rights
@@ -1696,7 +1687,7 @@ def check_trials(student, trials):
     seeds = student.seeds(p)
     with hinted(OWN_MEMORY, "crash"):
         run = student.call(execute_on_rank, world=p, seed=seeds, trials=[nameless(trial) for trial in trials])
-    rights = student.reference(serial_trials, trials=serial_of(trials, [*seeds]))
+    rights = [student.reference(serial, **one) for one in serial_of(trials, [*seeds])]
     found = []
     for number, (trial, right) in enumerate(zip(trials, rights, strict=True)):
         events = events_of_trials(run.events, len(trials))[number]
@@ -1827,7 +1818,7 @@ def check_refused(student):
 def last_one_counts(student, trials):
     """A premise: a last micro-batch that is left out changes some gradient of each stage."""
     (one, *_) = serial_of(trials, [*student.seeds(len(trials[0]["schedule"]))])
-    whole, less = student.reference(serial_trials, trials=[one, one | {"leave_out": one["m"] - 1}])
+    whole, less = (student.reference(serial, **one, leave_out=left) for left in (None, one["m"] - 1))
     for a, b in zip(whole["gradients"], less["gradients"], strict=True):
         seen = any((a[n] - b[n]).abs().max() > 10 * REL["float32"] * a[n].abs().max() for n in a if a[n] is not None)
         student.premise(seen, "a last micro-batch that is left out")

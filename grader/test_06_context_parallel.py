@@ -119,11 +119,6 @@ def attention(q, k, v, mask=None):
     return scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
 
 
-def wholes(asked):
-    """Several cases in one process, since starting one takes longer."""
-    return [whole(*one) for one in asked]
-
-
 def whole(seeds, shape, loud, dealt, quiet=None):
     """One process in float64: each rank's part of output, log-sum-exp and three gradients; and rank 0 alone. `quiet`: a
     rank whose output has a gradient of zeros.
@@ -457,12 +452,9 @@ def ring_on_rank(code, rank, world, seed, forward, backward):
 
 def expected(student, world, seeds):
     """For each case of this number of ranks: its number, its description, the case, and the result of one process."""
-    asked = [
-        ([seed + number for seed in seeds], shape, loud, dealt)
-        for number, (shape, _, loud, dealt, _) in enumerate(of_world(world))
-    ]
-    rights = student.reference(wholes, asked=asked)
-    for number, ((shape, dtype, _, dealt, _), right) in enumerate(zip(of_world(world), rights, strict=True)):
+    for number, (shape, dtype, loud, dealt, _) in enumerate(of_world(world)):
+        own_seeds = [seed + number for seed in seeds]
+        right = student.reference(whole, seeds=own_seeds, shape=shape, loud=loud, dealt=dealt)
         told = spoken(shape, dtype, world) + (
             "" if dealt == "everything" else f", causal, distributed {dealt_out(dealt)}"
         )
@@ -606,10 +598,6 @@ def gradient_of(seed, number):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + 100 + number)).double()
 
 
-def all_block_gradients(seed):
-    return [block_gradients(seed, number) for number in range(len(SPLITS))]
-
-
 def block_gradients(seed, number):
     """The same by autograd, in float64: what the last piece's scores add."""
     q, k, v, mask, columns = split(seed, number)
@@ -714,14 +702,14 @@ def test_todo3_backward(student):
     seed = student.draw("block").randrange(1 << 40)
     student.premise(hides_the_loudest(seed), "a mask that comes after the exponential")
     (seen,) = student.call(block_on_rank, world=1, group=False, seed=seed).evidence
-    gradients = student.reference(all_block_gradients, seed=seed)
     for number, (shape, sizes, dtype, _) in enumerate(SPLITS):
         q, k, *_ = split(seed, number)
         largest = (q @ k.transpose(-2, -1)).abs().max().item() / math.sqrt(shape[-1])
         masked = "" if number == 0 else ", masked"
         what = f"attend_backward, a block of {shape[2]} queries and {sizes[-1]} of {sum(sizes)} keys ({dtype}{masked})"
         check_parts(what, seen[number], ("the gradients of q", "of k", "of v"))
-        for name, got, right in zip("qkv", seen[number], gradients[number]):
+        gradients = student.reference(block_gradients, seed=seed, number=number)
+        for name, got, right in zip("qkv", seen[number], gradients):
             check_part(
                 f"{what}: the gradient of the {SPOKEN[name]}", got, right, 4 * tolerance(dtype, largest), dtype=dtype
             )
@@ -788,10 +776,10 @@ def hides_the_loudest(seed):
 def check_crossed(student):
     world, shape = 2, (1, 2, 4, 4)
     seeds = student.seeds(world)
-    asked = [
-        ([seed + number for seed in seeds], shape, 1.0, dealt, number) for number, dealt in enumerate(CROSSED_WAYS)
+    rights = [
+        student.reference(whole, seeds=[s + number for s in seeds], shape=shape, loud=1.0, dealt=dealt, quiet=number)
+        for number, dealt in enumerate(CROSSED_WAYS)
     ]
-    rights = student.reference(wholes, asked=asked)
     ranks = student.call(crossed_on_rank, world=world, seed=seeds, shape=shape).evidence
     for number, right in enumerate(rights):
         what = f"RingAttention with the blocks of two layers, both forward passes first: layer {number + 1}"
@@ -980,10 +968,6 @@ def dealt_on_rank(code, rank, world, seed, shape):
     }
 
 
-def causals(asked):
-    return [causal(*one) for one in asked]
-
-
 def causal(seeds, shape, order):
     """One process; `order` has the pieces of each rank, in its order."""
     size = shape[2] // 2
@@ -1147,10 +1131,10 @@ def check_blocks(mine, theirs, size, blocks):
 def check_causal_ring(student, pick, dealt):
     """The ring as a whole: output, gradients, and how many scores each rank computes."""
     worlds = {world: (1, 2, 2 * pick.randrange(2, 5), 4) for world in (1, 2, 3, some_ranks(student, "causal"))}
-    asked = [([*student.seeds(world)], shape, dealt[world - 1]) for world, shape in worlds.items()]
-    for (seeds, shape, order), right in zip(asked, student.reference(causals, asked=asked), strict=True):
-        world = len(seeds)
-        run = student.call(dealt_on_rank, world=world, seed=student.seeds(world), shape=shape)
+    for world, shape in worlds.items():
+        seeds, order = student.seeds(world), dealt[world - 1]
+        right = student.reference(causal, seeds=[*seeds], shape=shape, order=order)
+        run = student.call(dealt_on_rank, world=world, seed=seeds, shape=shape)
         size, (forward, _) = shape[2] // 2, cases(run.events)
         told = f"a causal ring on {spoken(shape, 'float32', world)}"
         for rank, mine in enumerate(run.evidence):
@@ -1272,15 +1256,13 @@ def check_refused(student, name, what, parts):
 )
 def test_todo6_ulysses(student):
     pick = student.draw("ulysses")
-    asked = []
     for world in student.several((1, 2, 3, some_ranks(student, "ulysses"), 8), but=(1, 8)):
         heads, numbers_a_head = ULYSSES[world]
         shape = (pick.randrange(1, 3), heads, pick.randrange(2, 4), numbers_a_head)
-        asked.append(([*student.seeds(world)], shape, 1.0, "in order"))
-    for (seeds, shape, *_), right in zip(asked, student.reference(wholes, asked=asked), strict=True):
-        world, (B, H, T, K) = len(seeds), shape
+        seeds, (B, H, T, K) = student.seeds(world), shape
+        right = student.reference(whole, seeds=[*seeds], shape=shape, loud=1.0, dealt="in order")
         dtype = "float64" if world == 2 else "float32"
-        run = student.call(swaps_on_rank, world=world, seed=student.seeds(world), shape=shape, dtype=dtype)
+        run = student.call(swaps_on_rank, world=world, seed=seeds, shape=shape, dtype=dtype)
         rel = tolerance(dtype, right["largest"])
         everyones = torch.cat([draw(seed, shape, dtype, 1)[0] for seed in seeds], dim=2)
         of_heads = torch.cat([draw(seed + 1, (B, H // world, world * T, K), dtype, 1)[0] for seed in seeds], dim=1)
@@ -1475,10 +1457,6 @@ def trained_on_rank(code, rank, world, seed):
     return found
 
 
-def all_trained_serially(asked):
-    return [trained_serially(*one) for one in asked]
-
-
 def trained_serially(seed, world):
     """One process that has the whole sequence; and the activations of one that has as much of it as a rank."""
     model = made_model(world)
@@ -1537,7 +1515,7 @@ def test_todo8_model(student):
     # 7 ranks take two seconds, and show no more.
     worlds = student.several((1, 2, student.draw("ranks", "model").randrange(3, 6)), but=(1,))
     asked = [(pick.randrange(1 << 40), world) for world in worlds]
-    rights = student.reference(all_trained_serially, asked=asked)
+    rights = [student.reference(trained_serially, seed=seed, world=world) for seed, world in asked]
     for right in rights:
         # Of the weights themselves: losses of two batches may be alike, however far these have moved.
         still = [name for name, weight in right["weights"].items() if torch.equal(weight, right["first"][name])]

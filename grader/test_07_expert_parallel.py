@@ -1436,7 +1436,7 @@ def serial(seeds, experts, k, factor):
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
             kept, load = [layer.kept for layer in layers], [layer.load for layer in layers]
-            balance = sum(float(layer.balance) for layer in layers)
+            balance = sum(layer.balance.item() for layer in layers)
         limits = [getattr(layer, "last_limit", None) for layer in layers]
         optimizer.step()
     with torch.no_grad():

@@ -1265,10 +1265,6 @@ def products_alone(code, x, shards, shapes, grid):
         x = code.Product.apply(x, one, shape, code.Axes(inner, outer, depth), grid)
 
 
-def serial_mlps(given_to):
-    return [serial_mlp(*matrices) for matrices in given_to]
-
-
 def serial_mlp(x, target, weights):
     x, target = (taken(part, "float64") for part in (x, target))
     weights = [taken(part, "float64").requires_grad_() for part in weights]
@@ -1340,7 +1336,7 @@ def test_todo6_mlp(student):
         plans.append((shape, draw.choice(["float32", "float64"]), matrices, weights))
     plans = student.several(plans, 2)
     whole = [[given(x), given(target), [given(w) for w in weights]] for _, _, (x, target), weights in plans]
-    serial = student.reference(serial_mlps, given_to=whole)
+    serial = [student.reference(serial_mlp, x=x, target=target, weights=weights) for x, target, weights in whole]
     for right in serial:
         student.premise(right["losses"][-1] < 0.999 * right["losses"][0], "a model that does not train")
     check_axes(student)

@@ -148,7 +148,11 @@ def test_which_runs_are_on_gpus():
     def on_rank(code, rank, world):
         pass
 
-    exercise, script = (Student(Recording(), lesson, [], []) for lesson in ("03_zero", "fsdp_training"))
+    def serial(seed):
+        pass
+
+    a_gpu = Recording(backend=backends.Backend(("0",)))
+    exercise, script = (Student(a_gpu, lesson, [], []) for lesson in ("03_zero", "fsdp_training"))
     for student, how in (
         (exercise, {}),
         (exercise, {"group": False}),
@@ -161,9 +165,9 @@ def test_which_runs_are_on_gpus():
         student.call(on_rank, **how)
     script.run(["--data", "data"], {})
     script.run(["--data", "data"], {}, nodes=2)
-    exercise.reference(on_rank, seed=1)
-    exercise.reference(on_rank, seed=2, on_gpus=True)
-    assert asked == [True, False, False, True, True, False, False, True, False, False, True]
+    exercise.reference(serial, seed=1)  # in this process
+    exercise.reference(serial, seed=2, on_gpus=True)
+    assert asked == [True, False, False, True, True, False, False, True, False, True]
 
 
 @pytest.mark.long

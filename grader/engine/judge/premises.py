@@ -4,13 +4,10 @@ A check first proves, with its drawn numbers and its references, that wrong answ
 it runs the student's code. Here it stops before that code would run.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
-
-import torch
+from typing import NoReturn
 
 from grader.engine.judge import student as of_students
 from grader.engine.judge.judge import DRAWS, check_module, checks_of
@@ -32,25 +29,6 @@ class Rehearsal(Student):
         raise Launch
 
     run = submit = call
-
-    def reference(self, function: Callable, **inputs: Any) -> Any:
-        """Runs in this process, since starting a process takes most of the time. It gets the same inputs and returns
-        the same evidence.
-        """
-        with torch.random.fork_rng(devices=[]):
-            try:
-                return as_evidence(function(**json.loads(json.dumps(inputs))))
-            except Exception as error:
-                raise Unjudged(f"the check's own reference fails: {type(error).__name__}: {error}") from error
-
-
-def as_evidence(value: Any) -> Any:
-    """A value as it returns from a reference that runs in a process of its own."""
-    if isinstance(value, dict):
-        return {str(key): as_evidence(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_evidence(part) for part in value]
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 @dataclass

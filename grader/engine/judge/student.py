@@ -7,9 +7,10 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
+
+import torch
 
 from grader.engine.jobs import batch, stand_ins
 from grader.engine.judge.verdict import BadDraw, Wrong, count_of
@@ -33,11 +34,10 @@ GIVEN = (
 
 
 class Request(NamedTuple):
-    """A run that a check wants: of the student's code, or of the check's own reference. `how`: fields of the job."""
+    """A run of the student's code that a check wants. `how`: fields of the job."""
 
     how: dict[str, Any]
     whole: bool = False  # the script as a whole, from its first line to its last
-    reference: bool = False
 
     def like(self, other: "Request") -> bool:
         """Whether another request differs only in its inputs."""
@@ -254,8 +254,6 @@ class Student:
         """Run a request; all checks with the same request use one run. `second`: return the second call in the same
         processes.
         """
-        if wanted.reference:
-            return self._reference(wanted.how, second and second.how)
         key = json.dumps([wanted.how, second and second.how["inputs"]], sort_keys=True)
         if key not in self._runs:
             self._runs[key] = self._launch(self.units, **wanted.how, second=second and second.how["inputs"])
@@ -273,25 +271,29 @@ class Student:
         return SERIAL[key]
 
     def reference(self, function: Callable, on_gpus: bool = False, **inputs: Any) -> Any:
-        """Call `function(**inputs)` of the check file in a process of its own, without the student's code.
+        """Call `function(**inputs)` of the check file, without the student's code: in this process, since starting one
+        takes longer than most references. It gets its inputs as ranks get theirs, and its own random numbers.
 
         Args:
-            on_gpus: on a GPU, if ranks are on GPUs: there bfloat16 is rounded at other places than on a CPU.
+            on_gpus: in a process on a GPU, if ranks are on GPUs, which round bfloat16 at other places than CPUs.
         """
-        how = dict(world=1, group=False, function=qualified(function), inputs=inputs, on_gpus=on_gpus)
-        return self.ask(Request(how, reference=True)).evidence[0]
+        key = json.dumps([qualified(function), inputs])
+        if key not in SERIAL:
+            try:
+                if on_gpus and self.runner.trusted.backend.gpus:
+                    SERIAL[key] = self._on_gpu(function, inputs)
+                else:
+                    SERIAL[key] = on_one_thread(function, json.loads(json.dumps(inputs)))
+            except Exception as error:
+                raise Unjudged(f"the check's own reference fails: {type(error).__name__}: {error}") from error
+        return SERIAL[key]
 
-    def _reference(self, how: dict[str, Any], second: dict[str, Any] | None) -> Run:
-        """Like `launch`; both calls are pure, so each is also cached alone."""
-        keys = [json.dumps([call["function"], call["inputs"]]) for call in (how, second) if call]
-        left = [call for key, call in zip(keys, (how, second)) if key not in SERIAL]
-        if left:
-            run = self._launch([], self.runner.trusted, **left[0], second=left[1]["inputs"] if left[1:] else None)
-            for call, done in zip(left, (run, run.second)):
-                if done is None or done.fault:
-                    raise Unjudged(f"the check's own reference fails: {run.fault and run.fault.message}")
-                SERIAL[json.dumps([call["function"], call["inputs"]])] = done
-        return replace(SERIAL[keys[0]], second=second and SERIAL[keys[-1]])
+    def _on_gpu(self, function: Callable, inputs: dict[str, Any]) -> Any:
+        how = dict(world=1, group=False, function=qualified(function), inputs=inputs, on_gpus=True)
+        run = self._launch([], self.runner.trusted, **how)
+        if run.fault:
+            raise run.fault
+        return run.evidence[0]
 
     def _launch(self, units: list[lessons.Unit], runner: Runner | None = None, **how: Any) -> Run:
         began = time.perf_counter()
@@ -323,6 +325,29 @@ class Student:
             self.suspicions.append(f"the store by which the ranks meet holds more than addresses: {posted}")
 
 
+def on_one_thread(function: Callable, inputs: dict[str, Any]) -> Any:
+    """What a check's reference returns, computed by one thread, as on a rank. It leaves the caller's random numbers as
+    they were.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return as_evidence(function(**inputs))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def as_evidence(value: Any) -> Any:
+    """A value as ranks leave theirs: its keys are text, and its tensors are not written into any more."""
+    if isinstance(value, dict):
+        return {str(key): as_evidence(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_evidence(part) for part in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
 def qualified(function: Callable) -> str:
     """The name by which a rank finds the function."""
     return f"{function.__module__}:{function.__name__}"
@@ -337,7 +362,7 @@ def batch_line(unit: lessons.Unit, said: str) -> Where:
     return [unit.name, int(named[-1]) if named else last, ""]
 
 
-SERIAL: dict[str, Run] = {}  # serial runs by content: shared by every check of every student
+SERIAL: dict[str, Any] = {}  # serial runs and references by content: shared by every check of every student
 # What batch files start, by their content: saving the script does not change it. In a class, submissions do not share
 # it.
 SUBMITTED: WeakKeyDictionary[Runner, dict[tuple[str, str, str], dict]] = WeakKeyDictionary()

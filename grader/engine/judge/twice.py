@@ -69,7 +69,7 @@ class Second:
         """Called by the second pass: wait until there is an answer."""
         if wanted.whole:
             raise Ended
-        self.wanted, self.answer, self.asked = wanted, None, self.asked or not wanted.reference
+        self.wanted, self.answer, self.asked = wanted, None, True
         self.stopped.release()
         self.goes_on.acquire()
         if self.dropped:
@@ -100,8 +100,6 @@ class Second:
         if wanted.whole:
             return self.first.launch(wanted)
         if not self.waits:
-            self.go_on()
-        while self.waits and self.wanted.reference and not wanted.reference:  # it has redrawn its numbers
             self.go_on()
         if not self.waits or not wanted.like(self.wanted):
             return self.first.launch(wanted)

@@ -43,7 +43,6 @@ from pathlib import Path
 
 import numpy
 import numpy.ctypeslib  # safetensors would load it, on each rank
-import psutil
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
 import torch._dynamo  # otherwise the first observed operation would load it, which takes over a second
@@ -62,6 +61,7 @@ import torch.utils.serialization.config
 from grader.engine.inside import observe, rank
 from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
+from grader.engine.ranks.tasks import processes_below
 from grader.engine.walls import inside as walls
 
 with contextlib.suppress(ImportError):  # torch 2.13 loads it when something is profiled; 2.11 does not have it
@@ -154,7 +154,7 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
             if "sweep" in job:
                 for pid in living:
                     os.kill(pid, signal.SIGKILL)
-                if any(process.pid not in living for process in descendants(inside)):
+                if any(process.pid not in living for process in processes_below({os.getpid(), *living}, inside)):
                     reap(judge, living)
                     sweep(inside)
                 judge.sendall(b'{"swept": true}\n')
@@ -212,26 +212,15 @@ def reap(judge: socket.socket, living: set[int], how: int = 0) -> None:
             judge.sendall(json.dumps({"gone": pid, "status": status}).encode() + b"\n")
 
 
-def descendants(inside: Collection[int] = ()) -> list[psutil.Process]:
-    """All descendants of this process, except servers in sandboxes and their descendants."""
-    own = [child for child in psutil.Process().children() if child.pid not in inside]
-    found = []
-    for child in own:
-        found.append(child)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += child.children(recursive=True)
-    return found
-
-
 def sweep(inside: Collection[int] = ()) -> None:
-    """Kill all descendants of this process."""
-    while left := descendants(inside):
+    """Kill all descendants of this process, except servers in sandboxes and their descendants."""
+    while left := processes_below({os.getpid()}, inside):
         for process in left:
-            try:
-                process.kill()
-                process.wait()
-            except psutil.NoSuchProcess:
-                pass
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        for process in left:
+            with contextlib.suppress(ChildProcessError):  # a child of one of them, so soon a child of this process
+                os.waitpid(process.pid, 0)
 
 
 def join_pages() -> None:
