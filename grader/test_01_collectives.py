@@ -276,7 +276,7 @@ def drawn_vectors(student, world):
     for dtype, length, numbers in cases_of_one:
         first = draw.sample(numbers, world)
         student.premise(len(set(first)) == world, "a rank that holds another rank's numbers")
-        rest = [[draw.choice(numbers) for _ in range(length - 1)] for _ in range(world)]
+        rest = [draw.choices(numbers, k=length - 1) for _ in range(world)]
         drawn.append((dtype, [[float(x) for x in (own, *more)] for own, more in zip(first, rest, strict=True)]))
     return drawn
 

@@ -10,6 +10,7 @@ import datetime
 import gc
 import hashlib
 import json
+import os
 import resource
 import shutil
 import signal
@@ -164,6 +165,7 @@ def work(out: str) -> None:
             of_students.SERIAL.clear()  # numbers drawn for this submission are not reused
             gc.collect()  # a judge and its ranks' evidence refer to each other: free them before the next submission
             print(json.dumps({"student": task["student"], "over": True}), flush=True)
+    os._exit(0)  # as the server: nothing is left, and to take torch apart takes long
 
 
 def limit_memory() -> None:
