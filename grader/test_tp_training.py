@@ -332,9 +332,9 @@ def by_row(student, rows, tp):
     return seeds, Private([seeds[rank // tp] for rank in range(rows * tp)])
 
 
-def clip_on_rank(code, rank, world, grid, sizes, seed, clips):
+def clip_on_rank(code, rank, world, grid, sizes, seed, cuts, clips):
     seen = []
-    for cut in (False, True):
+    for cut in cuts:
         mesh = made_mesh(*grid)
         model = shard_by_check(split_by_check(drawn_model(0, sizes), mesh, cut), mesh)
         model(*drawn_batch(seed, sizes)).backward()
@@ -376,11 +376,13 @@ def test_todo2_clip(student):
     grads = student.reference(serial_step, sizes=sizes, seeds=seeds)["grads"]
     must_have_gradients(student, grads)
     right = math.sqrt(sum(grad.square().sum().item() for grad in grads.values()))
+    cuts = student.several((False, True))
     clips = student.several((0.8 * right, 0.0, 4 * right))  # the first: more than the norm of one of two groups
-    run = student.call(clip_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=private, clips=clips)
+    how = dict(grid=(rows, tp), sizes=sizes, seed=private, cuts=cuts, clips=clips)
+    run = student.call(clip_on_rank, world=rows * tp, **how)
     events = cases(run.events)[::2]  # from clip_gradients' beginning to its end
     whole = 8 * sum(grad.numel() for grad in grads.values())
-    for case, (cut, clip) in enumerate((cut, clip) for cut in (False, True) for clip in clips):
+    for case, (cut, clip) in enumerate((cut, clip) for cut in cuts for clip in clips):
         held = "norms that all ranks of a row hold" if cut else "layers cut"
         told = f"with --clip {clip:.3g}, a gradient of norm {right:.4g} and {held}, on 2 × 2 ranks"
         for rank, mine in enumerate(run.evidence):

@@ -306,27 +306,19 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
     Answer(
         3,
         "not marked",
-        [
-            None,
-            "self.weight = nn.Parameter(my_shard(whole.weight.detach(), 0, rank, world), whole.weight.requires_grad)\n"
-            "self.bias = None if whole.bias is None else sharded(whole.bias, 0, rank, world)",
-            None,
-            None,
-            None,
-        ],
+        swap=(
+            "sharded(whole.weight, 0, rank, world)",
+            "nn.Parameter(my_shard(whole.weight.detach(), 0, rank, world), whole.weight.requires_grad)",
+        ),
         says="not marked as sharded",
     ),
     Answer(
         3,
         "a frozen weight is trained",
-        [
-            None,
-            "self.weight = nn.Parameter(my_shard(whole.weight.detach(), 0, rank, world))\nself.weight.sharded = True\n"
-            "self.bias = None if whole.bias is None else sharded(whole.bias, 0, rank, world)",
-            None,
-            None,
-            None,
-        ],
+        swap=(
+            "sharded(whole.weight, 0, rank, world)",
+            "nn.Parameter(my_shard(whole.weight.detach(), 0, rank, world))\nself.weight.sharded = True",
+        ),
         says="frozen",
     ),
     Answer(
@@ -755,19 +747,7 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
         says="the result on rank",
     ),
     Answer(
-        8,
-        "the tokens of the next rank",
-        [
-            None,
-            """
-        pieces = [piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]
-        mine = torch.empty_like(pieces[0])
-        dist.reduce_scatter(mine, pieces[1:] + pieces[:1])
-        return mine""",
-            None,
-            None,
-        ],
-        says="the result on rank",
+        8, "the tokens of the next rank", swap=(", pieces)", ", pieces[1:] + pieces[:1])"), says="the result on rank"
     ),
     Answer(
         8,
@@ -806,13 +786,10 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
     Answer(
         9,
         "a gradient for everybody",
-        [
-            """
-        for parameter in parameters:
-            if not is_sharded(parameter):
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad)"""
-        ],
+        swap=(
+            " and parameter.grad is not None:",
+            ":\n        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad",
+        ),
         says="makes a gradient for",
     ),
     Answer(
@@ -1282,11 +1259,10 @@ return part.permute(turned).contiguous().clone().permute(turned)""",
     Answer(
         9,
         "gradients of zeros are not sent",
-        """
-        for parameter in parameters:
-            if parameter.grad is not None and not is_sharded(parameter) and parameter.grad.any():
-                dist.all_reduce(parameter.grad)
-        """,
+        swap=(
+            "not is_sharded(parameter) and parameter.grad is not None",
+            "parameter.grad is not None and not is_sharded(parameter) and parameter.grad.any()",
+        ),
     ),
 ]
 

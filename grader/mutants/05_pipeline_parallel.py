@@ -667,10 +667,7 @@ WRONG = [
     Answer(
         5,
         "zero gradients",
-        [
-            "passed.output.backward(None if gradient is None else torch.zeros_like(gradient))\nreturn passed.input.grad",
-            None,
-        ],
+        swap=("gradient", "None if gradient is None else torch.zeros_like(gradient)"),
         says="all zeros",
     ),
     Answer(

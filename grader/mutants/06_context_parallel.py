@@ -643,13 +643,10 @@ WRONG = [
     Answer(
         3,
         "averaged over the ranks",
-        [
-            None,
-            None,
-            None,
-            "return *(grad / ctx.ring[2] for grad in ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)), "
-            "None, None, None",
-        ],
+        swap=(
+            "ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring)",
+            "(grad / ctx.ring[2] for grad in ring_backward(*ctx.saved_tensors, grad_out_BHTK, *ctx.ring))",
+        ),
         says="the gradient of the queries",
     ),
     Answer(
@@ -1231,16 +1228,13 @@ RIGHT = [
     Answer(
         3,
         "attributes of the context, and clones",
-        [
-            None,
-            None,
-            """
-        out_BHTK, lse_BHT = ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)
-        ctx.kept = q_BHTK, k_BHTK, v_BHTK, out_BHTK.clone(), lse_BHT
-        ctx.ring = blocks, rank, world
-        return out_BHTK""",
-            "return *ring_backward(*ctx.kept, grad_out_BHTK, *ctx.ring), None, None, None",
-        ],
+        swap=(
+            (
+                "save_for_backward(q_BHTK, k_BHTK, v_BHTK, out_BHTK, lse_BHT)",
+                "kept = q_BHTK, k_BHTK, v_BHTK, out_BHTK.clone(), lse_BHT",
+            ),
+            ("saved_tensors", "kept"),
+        ),
     ),
     Answer(4, "the late piece first", swap=("[rank, 2 * world - 1 - rank]", "[2 * world - 1 - rank, rank]")),
     Answer(

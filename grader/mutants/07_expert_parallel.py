@@ -167,17 +167,10 @@ WRONG = [
     Answer(
         3,
         "no rows, no call",
-        [
-            None,
-            None,
-            """
-            arrived_RD = rows_RD.new_empty(sum(arriving), rows_RD.shape[1])
-            if sum(leaving) + sum(arriving) > 0:
-                dist.all_to_all_single(arrived_RD, rows_RD.contiguous(), arriving, leaving, group=group)
-            return arrived_RD
-            """,
-            None,
-        ],
+        swap=(
+            "dist.all_to_all_single(arrived_RD",
+            "if sum(leaving) + sum(arriving) > 0:\n    dist.all_to_all_single(arrived_RD",
+        ),
         says="all_to_all",
     ),
     Answer(

@@ -243,16 +243,7 @@ WRONG = [
     Answer(
         1,
         "the first coordinate changes fastest",
-        [
-            None,
-            """
-        coordinates = []
-        for length in shape:
-            rank, coordinate = divmod(rank, length)
-            coordinates.append(coordinate)
-        return tuple(coordinates)""",
-            None,
-        ],
+        swap=(("reversed(shape)", "shape"), ("insert(0, ", "append(")),
         says="place(",
     ),
     Answer(1, "two axes only", [None, "return divmod(rank, shape[1]) if len(shape) > 1 else (rank,)", None]),
@@ -840,16 +831,10 @@ WRONG = [
     Answer(
         6,
         "the mean of the block",
-        [
-            None,
-            None,
-            """
-        mine = (y_mn - target_mn).square().mean()
-        loss = mine.detach().clone()
-        dist.all_reduce(loss, group=grid.groups[axes.depth])
-        dist.all_reduce(loss, group=grid.groups[axes.outer])
-        return mine, loss / (grid.shape[axes.depth] * grid.shape[axes.outer])""",
-        ],
+        swap=(
+            ("sum() / numbers", "mean()"),
+            ("mine, loss", "mine, loss / (grid.shape[axes.depth] * grid.shape[axes.outer])"),
+        ),
         says="the gradient of layer",
     ),
     Answer(
@@ -876,21 +861,7 @@ WRONG = [
         swap=("dist.all_reduce(loss, group=grid.groups[axes.depth])\n", ""),
         says="the loss of step 1",
     ),
-    Answer(
-        6,
-        "the whole loss as the part",
-        [
-            None,
-            None,
-            """
-        mine = (y_mn - target_mn).square().sum() / numbers
-        loss = mine.detach().clone()
-        dist.all_reduce(loss, group=grid.groups[axes.depth])
-        dist.all_reduce(loss, group=grid.groups[axes.outer])
-        return loss, loss""",
-        ],
-        says="squared_error",
-    ),
+    Answer(6, "the whole loss as the part", swap=("return mine,", "return loss,"), says="squared_error"),
     Answer(
         6,
         "the parts are summed over replicas in the gradient, too",

@@ -126,13 +126,10 @@ WRONG = [
     Answer(
         2,
         "a barrier before, and the norm as before",
-        [
-            """
-            dist.barrier()
-            parameters = sorted(model.parameters(), key=lambda p: p.grad.norm(), reverse=True)
-            """,
-            None,
-        ],
+        swap=(
+            "parameters = sorted(model.parameters(), key=lambda p: p.numel",
+            "dist.barrier()\nparameters = sorted(model.parameters(), key=lambda p: p.grad.norm",
+        ),
         says="",
     ),
     Answer(2, "as they come", ["parameters = list(model.parameters())", None], says="small gradients go before"),
@@ -330,10 +327,10 @@ WRONG = [
     Answer(
         9,
         "a part of the text for each rank",
-        [
-            "return torch.randint(length // world, (batch_size // world,), generator=generator) + rank * (length // world)",
-            None,
-        ],
+        swap=(
+            ", (batch_size,), generator=generator)[rank::world]",
+            " // world, (batch_size // world,), generator=generator) + rank * (length // world)",
+        ),
         says="the parallel run is a different run",
     ),
     Answer(9, "the first part for all", swap=("[rank::world]", "[: batch_size // world]"), says="same windows"),
@@ -442,11 +439,7 @@ WRONG = [
     Answer(
         5,
         "a port for each node",
-        [
-            "before = 'export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)'\n"
-            "on_each_node = 'export MASTER_PORT=$((MASTER_PORT + SLURM_NODEID))'",
-            None,
-        ],
+        swap=('on_each_node = ":"', "on_each_node = 'export MASTER_PORT=$((MASTER_PORT + SLURM_NODEID))'"),
         says="different ports",
     ),
     Answer(
@@ -468,15 +461,10 @@ WRONG = [
     Answer(
         1,
         "the first two meet",
-        [
-            """
-            pair = dist.new_group(list(range(min(2, dist.get_world_size()))))
-            save0(content, path)
-            if dist.get_rank() < 2:
-                dist.barrier(group=pair)
-            """,
-            None,
-        ],
+        swap=(
+            ("save0(content", "pair = dist.new_group(list(range(min(2, dist.get_world_size()))))\nsave0(content"),
+            ("dist.barrier()", "if dist.get_rank() < 2:\n    dist.barrier(group=pair)"),
+        ),
         says="rank 2 returns, whether the file is complete or not",
     ),
     Answer(
@@ -607,13 +595,10 @@ RIGHT = [
     Answer(
         9,
         "in one piece",
-        [
-            """
-            draws = torch.randint(length, (batch_size,), generator=generator)
-            return draws.chunk(world)[rank]
-            """,
-            None,
-        ],
+        swap=(
+            "return torch.randint(length, (batch_size,), generator=generator)[rank::world",
+            "draws = torch.randint(length, (batch_size,), generator=generator)\nreturn draws.chunk(world)[rank",
+        ),
     ),
     Answer(
         10,

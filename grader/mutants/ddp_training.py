@@ -57,18 +57,12 @@ WRONG = [
     Answer(
         1,
         "every rank joins as rank 0",
-        """
-        os.environ["RANK"] = "0"
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        """,
+        swap=("dist.init_process_group", 'os.environ["RANK"] = "0"\ndist.init_process_group'),
     ),
     Answer(
         1,
         "rank 0 forgets to join",
-        """
-        if int(os.environ["RANK"]) > 0:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        """,
+        swap=("dist.init_process_group", 'if int(os.environ["RANK"]) > 0:\n    dist.init_process_group'),
     ),
     Answer(
         2,
@@ -142,13 +136,7 @@ WRONG = [
     Answer(
         4,
         "the last validation samples dropped",
-        """
-        return (
-            DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True),
-            DistributedSampler(validation, shuffle=False, drop_last=True),
-            ShardSampler(test),
-        )
-        """,
+        swap=("ShardSampler(validation)", "DistributedSampler(validation, shuffle=False, drop_last=True)"),
         says="no rank reads",
     ),
     Answer(
@@ -232,30 +220,11 @@ WRONG = [
     Answer(
         6,
         "the last batch dropped",
-        """
-        validation_loader = DataLoader(
-            validation, batch_size=args.batch_size // world_size, sampler=validation_sampler, drop_last=True, **common
-        )
-        """,
+        swap=("validation_sampler, **", "validation_sampler, drop_last=True, **"),
         says="drops validation samples",
     ),
-    Answer(
-        6,
-        "the training set's sampler",
-        """
-        validation_loader = DataLoader(
-            validation, batch_size=args.batch_size // world_size, sampler=train_sampler, **common
-        )
-        """,
-    ),
-    Answer(
-        7,
-        "the whole test set on each rank",
-        """
-        test_loader = DataLoader(test, batch_size=args.batch_size // world_size, **common)
-        """,
-        says="whole test set",
-    ),
+    Answer(6, "the training set's sampler", swap=("validation_sampler", "train_sampler")),
+    Answer(7, "the whole test set on each rank", swap=("sampler=test_sampler, ", ""), says="whole test set"),
     Answer(
         7,
         "the validation set's sampler",
@@ -332,9 +301,7 @@ WRONG = [
     Answer(
         8,
         "rank 1 is not wrapped",
-        """
-        return DistributedDataParallel(model) if dist.get_rank() != 1 else model
-        """,
+        swap=(', device_ids=[device] if device.type == "cuda" else None)', ") if dist.get_rank() != 1 else model"),
     ),
     Answer(9, "the epoch is never told", "epoch = epoch", says="epoch 1, in the same order"),
     Answer(9, "always the same epoch", "samplers[0].set_epoch(1)"),
@@ -404,21 +371,13 @@ WRONG = [
     Answer(
         10,
         "the ranks reduce different shapes",
-        """
-        sums = torch.stack([total, count] + [total] * dist.get_rank())
-        dist.all_reduce(sums)
-        return (sums[0] / sums[1]).item()
-        """,
+        swap=(", count])", ", count] + [total] * dist.get_rank())"),
         says="different shapes",
     ),
     Answer(
         10,
         "the ranks reduce differently",
-        """
-        sums = torch.stack([total, count])
-        dist.all_reduce(sums, dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
-        return (sums[0] / sums[1]).item()
-        """,
+        swap=("all_reduce(sums)", "all_reduce(sums, dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)"),
         says="different roots or reductions",
     ),
     Answer(
@@ -507,15 +466,7 @@ WRONG = [
         says="lost an entry",
     ),
     Answer(12, "nobody writes", "plain = model.module", says="no file"),
-    Answer(
-        13,
-        "only rank 0 leaves",
-        """
-        if rank == 0:
-            cleanup()
-        """,
-        says="without leaving",
-    ),
+    Answer(13, "only rank 0 leaves", swap=("cleanup()", "if rank == 0:\n    cleanup()"), says="without leaving"),
     Answer(13, "waits for the others, and stays", "dist.barrier()", says="without leaving"),
     # What students wrote in a trial, and what was first told wrongly about it.
     Answer(
@@ -524,15 +475,7 @@ WRONG = [
         'dist.init_process_group("gloo", rank=0, world_size=int(os.environ["WORLD_SIZE"]))',
         says="both join",
     ),
-    Answer(
-        2,
-        "local rank is text",
-        """
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        local_rank = os.environ["LOCAL_RANK"]
-        """,
-        says="is text",
-    ),
+    Answer(2, "local rank is text", swap=('int(os.environ["LOCAL_RANK"])', 'os.environ["LOCAL_RANK"]'), says="is text"),
     Answer(
         3,
         "the CPU as a GPU",
@@ -560,14 +503,7 @@ WRONG = [
         """,
         says="a short batch is left out",
     ),
-    Answer(
-        7,
-        "TODO 6 copied",
-        """
-        test_loader = DataLoader(validation, batch_size=args.batch_size // world_size, sampler=test_sampler, **common)
-        """,
-        says="reads the validation set",
-    ),
+    Answer(7, "TODO 6 copied", swap=("DataLoader(test,", "DataLoader(validation,"), says="reads the validation set"),
     Answer(
         7,
         "the validation set's sampler",
@@ -599,16 +535,7 @@ WRONG = [
         ],
         says="called at line",
     ),
-    Answer(
-        12,
-        "rank 1 writes",
-        """
-        plain = model.module if isinstance(model, DistributedDataParallel) else model
-        if dist.get_rank() == 1:
-            torch.save({"model": plain.state_dict(), "config": config, "epoch": epoch}, path)
-        """,
-        says="runs alone",
-    ),
+    Answer(12, "rank 1 writes", swap=('save0({"', 'if dist.get_rank() == 1:\n    torch.save({"'), says="runs alone"),
     Answer(
         13,
         "one rank waits for all",
@@ -1092,10 +1019,7 @@ WRONG = [
     Answer(
         1,
         "a single process does not join",
-        """
-        if int(os.environ["WORLD_SIZE"]) > 1:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        """,
+        swap=("dist.init_process_group", 'if int(os.environ["WORLD_SIZE"]) > 1:\n    dist.init_process_group'),
         says="after setup() rank 0 is in no process group",
     ),
     Answer(
@@ -1205,14 +1129,7 @@ WRONG = [
         """,
         says="global_mean of totals",
     ),
-    Answer(
-        2,
-        "two ranks on each node",
-        """
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        local_rank = int(os.environ['LOCAL_RANK']) % 2""",
-        says="local_rank of rank 2",
-    ),
+    Answer(2, "two ranks on each node", swap=('"LOCAL_RANK"])', "'LOCAL_RANK']) % 2"), says="local_rank of rank 2"),
     Answer(
         14,
         "a line with a carriage return",
@@ -1403,15 +1320,7 @@ RIGHT = [
         train_loader = DataLoader(train, batch_sampler=batches, **common)
         """,
     ),
-    Answer(
-        5,
-        "the world size from the group",
-        """
-        train_loader = DataLoader(
-            train, batch_size=args.batch_size // dist.get_world_size(), sampler=train_sampler, drop_last=True, **common
-        )
-        """,
-    ),
+    Answer(5, "the world size from the group", swap=("world_size", "dist.get_world_size()")),
     Answer(
         6,
         "a Subset of what the sampler deals",
@@ -1482,31 +1391,12 @@ RIGHT = [
     Answer(
         10,
         "averages of both: the division by N cancels",
-        """
-        sums = torch.stack([total, count])
-        dist.all_reduce(sums, dist.ReduceOp.AVG)
-        return (sums[0] / sums[1]).item()
-        """,
+        swap=("all_reduce(sums)", "all_reduce(sums, dist.ReduceOp.AVG)"),
     ),
     Answer(
-        10,
-        "reduced to rank 0, then broadcast",
-        """
-        sums = torch.stack([total, count])
-        dist.reduce(sums, 0)
-        dist.broadcast(sums, 0)
-        return (sums[0] / sums[1]).item()
-        """,
+        10, "reduced to rank 0, then broadcast", swap=("all_reduce(sums)", "reduce(sums, 0)\ndist.broadcast(sums, 0)")
     ),
-    Answer(
-        10,
-        "asynchronously",
-        """
-        sums = torch.stack([total, count])
-        dist.all_reduce(sums, async_op=True).wait()
-        return (sums[0] / sums[1]).item()
-        """,
-    ),
+    Answer(10, "asynchronously", swap=("all_reduce(sums)", "all_reduce(sums, async_op=True).wait()")),
     Answer(
         11,
         "if rank == 0",
@@ -1702,14 +1592,7 @@ RIGHT = [
         "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda' if torch.cuda.is_available() else 'cpu', (int(os.environ['WORLD_SIZE']),))",
     ),
     Answer(1, "torch chooses a backend for each kind of device", "dist.init_process_group()"),
-    Answer(
-        2,
-        "the group is asked for all three",
-        """
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        local_rank = dist.get_node_local_rank()
-        """,
-    ),
+    Answer(2, "the group is asked for all three", swap=('int(os.environ["LOCAL_RANK"])', "dist.get_node_local_rank()")),
     Answer(
         4,
         "runs of neighbours, as lists",

@@ -411,10 +411,7 @@ WRONG = [
     Answer(
         10,
         "put together first",
-        """
-        weights, state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-        dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
-        """,
+        swap=("optimizer)", "optimizer, options=StateDictOptions(full_state_dict=True))"),
         says="state is assembled",
     ),
     Answer(
@@ -423,24 +420,8 @@ WRONG = [
         'dcp.save({"model": get_model_state_dict(model), "position": position}, checkpoint_id=folder)',
         says="optimizer's state",
     ),
-    Answer(
-        10,
-        "the position is forgotten",
-        """
-        weights, state = get_state_dict(model, optimizer)
-        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-        """,
-        says="position is not in",
-    ),
-    Answer(
-        10,
-        "rank 0 alone writes",
-        """
-        weights, state = get_state_dict(model, optimizer)
-        if dist.get_rank() == 0:
-            dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
-        """,
-    ),
+    Answer(10, "the position is forgotten", swap=(', "position": position', ""), says="position is not in"),
+    Answer(10, "rank 0 alone writes", swap=("dcp.save", "if dist.get_rank() == 0:\n    dcp.save")),
     Answer(11, "torch.load of a folder", "return torch.load(folder)", says="IsADirectoryError"),
     Answer(
         11,

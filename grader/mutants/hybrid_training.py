@@ -81,15 +81,10 @@ WRONG = [
     Answer(
         3,
         "a whole stream, whatever the flag says",
-        [
-            """
-            from torch.distributed.tensor import Replicate
-            here = {name for name, _ in layers.named_children()}
-            plan = {name: style for name, style in plan_of(Replicate()).items() if name.split(".")[0] in here}
-            parallelize_module(layers, mesh, plan)
-            """,
-            None,
-        ],
+        swap=(
+            ("here = {", "from torch.distributed.tensor import Replicate\nhere = {"),
+            ("(stream_layout(args))", "(Replicate())"),
+        ),
         says="tokens",
     ),
     Answer(3, "the mean of a micro-batch", swap=(" * (y != IGNORE).sum()", ""), says="the mean over the targets"),
@@ -545,17 +540,7 @@ RIGHT = [
             """,
         ],
     ),
-    Answer(
-        4,
-        "more and smaller units",
-        """
-        options |= {"mesh": mesh, "reshard_after_forward": False}
-        for block in layers.blocks.values():
-            fully_shard(block.attention, **options)
-            fully_shard(block, **options)
-        fully_shard(layers, **options)
-        """,
-    ),
+    Answer(4, "more and smaller units", swap=("values():", "values():\n    fully_shard(block.attention, **options)")),
     Answer(
         4,
         "the flag set afterwards",

@@ -97,41 +97,12 @@ WRONG = [
         """,
         says="--optimizer sgd",
     ),
+    Answer(2, "Adam for AdamW", swap=("optim.AdamW,", "optim.Adam,"), says="different weights"),
     Answer(
-        2,
-        "Adam for AdamW",
-        """
-        kind = {"adamw": torch.optim.Adam, "sgd": torch.optim.SGD}[self.args.optimizer]
-        return kind(self.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
-        """,
-        says="different weights",
+        2, "the weight decay forgotten", swap=(", weight_decay=self.args.weight_decay", ""), says="different weights"
     ),
-    Answer(
-        2,
-        "the weight decay forgotten",
-        """
-        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
-        return kind(self.parameters(), lr=self.args.lr)
-        """,
-        says="different weights",
-    ),
-    Answer(
-        2,
-        "the learning rate of an example",
-        """
-        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
-        return kind(self.parameters(), lr=1e-3, weight_decay=self.args.weight_decay)
-        """,
-    ),
-    Answer(
-        2,
-        "only the blocks are trained",
-        """
-        kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[self.args.optimizer]
-        return kind(self.model.blocks.parameters(), lr=self.args.lr, weight_decay=self.args.weight_decay)
-        """,
-        says="parameters",
-    ),
+    Answer(2, "the learning rate of an example", swap=("self.args.lr", "1e-3")),
+    Answer(2, "only the blocks are trained", swap=(".parameters", ".model.blocks.parameters"), says="parameters"),
     Answer(
         3,
         "the mean of batch means, of all ranks",
@@ -192,11 +163,7 @@ WRONG = [
     Answer(
         3,
         "synchronised in every step, though ranks have unequal numbers of them",
-        """
-        count = (y != IGNORE).sum().double()
-        sums = {"total": self.model(x, y) * count, "count": count}
-        self.log_dict(sums, reduce_fx="sum", sync_dist=True, on_step=True, on_epoch=True)
-        """,
+        swap=("on_step=False,", "on_step=True,"),
         says="rank",
     ),
     Answer(
@@ -233,10 +200,7 @@ WRONG = [
     Answer(
         4,
         "the wrong way round",
-        """
-        devices = int(os.environ["LOCAL_WORLD_SIZE"])
-        return int(os.environ["WORLD_SIZE"]) // devices, devices
-        """,
+        swap=('devices, int(os.environ["WORLD_SIZE"]) //', 'int(os.environ["WORLD_SIZE"]) // devices,'),
     ),
     Answer(
         4,
@@ -398,30 +362,11 @@ WRONG = [
         8, "said, but the wrong way round", 'own_samplers = {"use_distributed_sampler": True}', says="its own sampler"
     ),
     Answer(8, "the argument that Lightning had before 2.0", 'own_samplers = {"replace_sampler_ddp": False}'),
+    Answer(9, "all ranks write", swap=('save0({"', 'torch.save({"'), says="all write"),
     Answer(
-        9,
-        "all ranks write",
-        """
-        torch.save({"model": module.model.state_dict(), "config": module.model.config, "epoch": epoch}, path)
-        """,
-        says="all write",
+        9, "the names of the module that the model is in", swap=(".model.state_dict", ".state_dict"), says="all weights"
     ),
-    Answer(
-        9,
-        "the names of the module that the model is in",
-        """
-        save0({"model": module.state_dict(), "config": module.model.config, "epoch": epoch}, path)
-        """,
-        says="all weights",
-    ),
-    Answer(
-        9,
-        "the model as an object",
-        """
-        save0({"model": module.model, "config": module.model.config, "epoch": epoch}, path)
-        """,
-        says="objects",
-    ),
+    Answer(9, "the model as an object", swap=(".state_dict()", ""), says="objects"),
     Answer(
         9,
         "without its sizes",
@@ -431,10 +376,10 @@ WRONG = [
     Answer(
         9,
         "Lightning's checkpoint, asked for on rank 0 alone",
-        """
-        if trainer.is_global_zero:
-            trainer.save_checkpoint(path)
-        """,
+        swap=(
+            'save0({"model": module.model.state_dict(), "config": module.model.config, "epoch": epoch}, ',
+            "if trainer.is_global_zero:\n    trainer.save_checkpoint(",
+        ),
         says="never come",
     ),
     Answer(

@@ -611,15 +611,10 @@ WRONG = [
     Answer(
         6,
         "the last weight alone",
-        """
-        parameters = list(weights(stages).values())
-        flat = torch.cat([p.grad.flatten() for p in parameters] + [n_targets.float().view(1)])
-        dist.all_reduce(flat, group=mesh["data"].get_group())
-        sums = flat[:-1] / flat[-1]
-        for parameter, part in zip(parameters, sums.split([p.numel() for p in parameters]), strict=True):
-            new = part.view_as(parameter)
-        parameter.grad.copy_(new)
-        """,
+        swap=(
+            "parameter.grad.copy_(part.view_as(parameter))",
+            "new = part.view_as(parameter)\nparameter.grad.copy_(new)",
+        ),
         says="the gradient of",
     ),
     Answer(
@@ -1478,15 +1473,14 @@ RIGHT = [
     Answer(
         4,
         "a mean, undone by the number of its targets",
-        [
-            """
-        counted = (y != IGNORE).sum()
-        with torch.autocast(h.device.type, torch.bfloat16, enabled=layers.bfloat16):
-            mean = head_loss(h, layers.head.weight, y, IGNORE)
-        return mean * counted.to(mean.dtype)
-        """,
-            "scale_grads = bool(0)",
-        ],
+        swap=(
+            ("with torch", "counted = (y != IGNORE).sum()\nwith torch"),
+            (
+                "return head_loss(h, layers.head.weight, y, IGNORE) * (y != IGNORE).sum()",
+                "mean = head_loss(h, layers.head.weight, y, IGNORE)\nreturn mean * counted.to(mean.dtype)",
+            ),
+            ("scale_grads = False", "scale_grads = bool(0)"),
+        ),
     ),
     Answer(
         5,

@@ -345,26 +345,8 @@ dist.barrier()
     # 7: trap 55
     Answer(7, "each by its own signal", "return len(came) > 0", says="continues"),
     Answer(7, "all must have heard it", swap=("dist.ReduceOp.MAX", "dist.ReduceOp.MIN"), says="continues"),
-    Answer(
-        7,
-        "those that were asked tell each other",
-        """
-    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
-    if came:
-        dist.all_reduce(stop, dist.ReduceOp.MAX)
-    return bool(stop)
-    """,
-    ),
-    Answer(
-        7,
-        "rank 0 decides",
-        """
-    stop = torch.tensor(len(came) > 0, dtype=torch.int32, device=device)
-    dist.broadcast(stop, 0)
-    return bool(stop)
-    """,
-        says="continues",
-    ),
+    Answer(7, "those that were asked tell each other", swap=("dist.all_reduce", "if came:\n    dist.all_reduce")),
+    Answer(7, "rank 0 decides", swap=("all_reduce(stop, dist.ReduceOp.MAX)", "broadcast(stop, 0)"), says="continues"),
     Answer(
         7,
         "rank 0 learns of it",
@@ -378,23 +360,12 @@ dist.barrier()
     Answer(7, "the sum of all but none", swap=("return bool(stop)", "return stop is not None"), says="stops"),
     # 8: trap 58
     Answer(
-        8,
-        "whatever was asked for, the old one",
-        """
-    if saved:
-        args.batch_size, args.batch_size_per_rank = saved, None
-    set_batch_size(args, world_size)
-    """,
-        says="--batch-size 12",
+        8, "whatever was asked for, the old one", swap=(" and args.batch_size_per_rank", ""), says="--batch-size 12"
     ),
     Answer(
         8,
         "a rank's part stays cut",
-        """
-    if saved and args.batch_size_per_rank:
-        args.batch_size_per_rank = saved // world_size
-    set_batch_size(args, world_size)
-    """,
+        swap=("batch_size, args.batch_size_per_rank = saved, None", "batch_size_per_rank = saved // world_size"),
         says="on 5 ranks",
     ),
     Answer(

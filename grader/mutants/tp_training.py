@@ -411,12 +411,10 @@ WRONG = [
     Answer(
         1,
         "tensor axis outermost",
-        [
-            """
-        return init_device_mesh(device.type, (args.tp, world_size // args.tp), mesh_dim_names=("tensor", "data"))
-    """,
-            None,
-        ],
+        swap=(
+            'world_size // args.tp, args.tp), mesh_dim_names=("data", "tensor',
+            'args.tp, world_size // args.tp), mesh_dim_names=("tensor", "data',
+        ),
         says="are called tensor and data",
     ),
     Answer(
