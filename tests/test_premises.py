@@ -7,6 +7,7 @@ from grader.engine.judge.premises import Rehearsal, Tried, rehearse
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import todo
 from grader.engine.ranks.diagnose import Unjudged
+from grader.engine.ranks.runner import Runner
 
 HINTS = ("…", "…", "…")
 
@@ -17,7 +18,7 @@ def on_rank(code, rank, world):
 
 def rehearsed(check):
     """What is told of a check after its rehearsal, and how many premises it tried."""
-    found, student = Tried("01_collectives", seeds=1), Rehearsal(None, "01_collectives", [], [], "a1")
+    found, student = Tried("01_collectives", seeds=1), Rehearsal(Runner(), "01_collectives", [], [], "a1")
     why = rehearse(check, student, found)
     return why, student.premises, found.redrawn
 

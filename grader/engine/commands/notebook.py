@@ -20,7 +20,7 @@ from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
 
-runner = Runner(kept=True)  # warm from the first check to the kernel's end
+runner = Runner(kept=True, in_kernel=True)  # warm from the first check to the kernel's end
 atexit.register(runner.close)
 
 

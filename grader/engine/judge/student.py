@@ -272,24 +272,24 @@ class Student:
 
     def reference(self, function: Callable, on_gpus: bool = False, **inputs: Any) -> Any:
         """Call `function(**inputs)` of the check file, without the student's code: in this process, since starting one
-        takes longer than most references. It gets its inputs as ranks get theirs, and its own random numbers.
+        takes longer than most references; but not in a notebook's kernel, where that code runs.
 
         Args:
-            on_gpus: in a process on a GPU, if ranks are on GPUs, which round bfloat16 at other places than CPUs.
+            on_gpus: on a GPU, if ranks are on GPUs, which round bfloat16 at other places than CPUs.
         """
         key = json.dumps([qualified(function), inputs])
         if key not in SERIAL:
             try:
-                if on_gpus and self.runner.trusted.backend.gpus:
-                    SERIAL[key] = self._on_gpu(function, inputs)
+                if self.runner.in_kernel or (on_gpus and self.runner.trusted.backend.gpus):
+                    SERIAL[key] = self._apart(function, inputs, on_gpus)
                 else:
                     SERIAL[key] = on_one_thread(function, json.loads(json.dumps(inputs)))
             except Exception as error:
                 raise Unjudged(f"the check's own reference fails: {type(error).__name__}: {error}") from error
         return SERIAL[key]
 
-    def _on_gpu(self, function: Callable, inputs: dict[str, Any]) -> Any:
-        how = dict(world=1, group=False, function=qualified(function), inputs=inputs, on_gpus=True)
+    def _apart(self, function: Callable, inputs: dict[str, Any], on_gpus: bool) -> Any:
+        how = dict(world=1, group=False, function=qualified(function), inputs=inputs, on_gpus=on_gpus)
         run = self._launch([], self.runner.trusted, **how)
         if run.fault:
             raise run.fault

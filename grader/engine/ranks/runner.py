@@ -22,7 +22,9 @@ class Runner:
         outside: the runner from whose server this one's is forked; then its ranks run in a sandbox
         guards, course, lesson, packages, kept: as for `Connection`.
         trusted: the runner for the course's own code; default: outside. Whatever it has loaded is also in servers
-        forked from it. backend: how the ranks communicate; may also be set later.
+        forked from it.
+        backend: how the ranks communicate; may also be set later.
+        in_kernel: this process is a notebook's kernel, which the student's code may have changed
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Runner:
         trusted: "Runner | None" = None,
         kept: bool = False,
         backend: backends.Backend = backends.GLOO,
+        in_kernel: bool = False,
     ) -> None:
         self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
+        self.in_kernel = in_kernel
         self.server = Connection(outside and outside.server, guards, course, packages, lesson, kept)
 
     def __enter__(self) -> "Runner":
