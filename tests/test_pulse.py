@@ -12,6 +12,7 @@ import pytest
 from grader.engine.ranks import pulse, session
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.pulse import Pulse
+from grader.engine.ranks.traces import WHOLE, Traces
 from grader.engine.ranks.tasks import Task, descendants, processes_below, tasks_of, wakes_by_itself
 from tests.test_engine import launch
 
@@ -226,3 +227,17 @@ dist.all_reduce(torch.ones(4)) if rank != 1 else dist.broadcast(torch.ones(4), 0
         world=3,
     )
     assert (run.fault.cause, run.fault.rank) == ("mismatch", 1), run.fault.message
+
+
+def test_a_stack_that_is_being_written(tmp_path):
+    """The judge may read it half: it takes whole lines only, and waits for the last one."""
+    (tmp_path / "0").mkdir()
+    frames = '  File "train/x.py", line 21 in work\n  File "train/x.py", line 7 in main\n'
+    last = '  File "<frozen runpy>", line 198 in _run_module_as_main\n'
+    for end in range(len(frames + last) + 1):
+        (tmp_path / "0" / "stacks").write_text((frames + last)[:end])
+        found = Traces(tmp_path, {"train/x.py"}).stack(0)
+        assert found == [["train/x.py", 21, "work"], ["train/x.py", 7, "main"]][: (frames + last)[:end].count("\n")]
+        assert bool(WHOLE.search((frames + last)[:end])) == (end == len(frames + last))
+    (tmp_path / "0" / "stacks").write_text(f'  File "train/x.py", line {"9" * 5000} in work\n')  # forged
+    assert Traces(tmp_path, {"train/x.py"}).stack(0) == []

@@ -1,6 +1,7 @@
 """Reads what ranks leave in the folder of their run: printed lines, stacks, evidence, files."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Collection
@@ -14,6 +15,9 @@ from grader.engine.walls.plain import plain_bytes
 
 PRINTED = 1_000_000  # the most bytes kept of what a rank prints
 ANSWER = 5.0  # seconds that a rank has to report where it is; it is immediate unless the machine is busy
+# What faulthandler writes: a frame, and how a stack ends, at the server's own first frame or after a hundred.
+FRAME = re.compile(r'^  File "(.+)", line (\d{1,9}) in (.+)\n', re.MULTILINE)
+WHOLE = re.compile(r"^  (?:File .+ in _run_module_as_main|\.\.\.|<no Python frame>)\n", re.MULTILINE)
 ONE_FILE, ALL_FILES = 50_000_000, 200_000_000  # the most bytes kept of what the ranks write
 
 
@@ -38,13 +42,8 @@ class Traces:
 
     def stack(self, rank: int) -> list[Where]:
         """The lines of the student's code in what faulthandler wrote, innermost first."""
-        found = []
-        for line in self.text(rank, "stacks").splitlines():
-            for unit in self.units:
-                if line.strip().startswith(f'File "{unit}", line '):
-                    line_number, _, function = line.strip().removeprefix(f'File "{unit}", line ').partition(" in ")
-                    found.append([unit, int(line_number), function])
-        return found
+        frames = FRAME.findall(self.text(rank, "stacks"))
+        return [[unit, int(line), function] for unit, line, function in frames if unit in self.units]
 
     def where_now(self, rank: int, pid: int | None) -> list[Where]:
         """Ask a rank where it is: faulthandler writes its stack, whatever the rank is doing."""
@@ -55,7 +54,7 @@ class Traces:
         except ProcessLookupError:
             return []
         deadline = time.monotonic() + ANSWER
-        while "File" not in self.text(rank, "stacks") and time.monotonic() < deadline:
+        while not WHOLE.search(self.text(rank, "stacks")) and time.monotonic() < deadline:
             time.sleep(0.005)  # bounded: a rank that cannot even dump its stack is known by its last event
         return self.stack(rank)
 
