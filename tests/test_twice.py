@@ -167,10 +167,10 @@ def test_few_checks_bear_one_call_only():
     assert 20 * sum(bool(about.once) for about in checks) <= len(checks)
 
 
-def launch(runner, body, second=True):
+def launch(runner, body, second=True, world=2):
     text = "from grader.engine.inside.observe import Reporter\nfrom grader.engine.inside import evidence\n"
     text += "def work(rank, world):\n" + textwrap.indent(body, "    ") + "\n"
-    how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None)
+    how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None, world=world)
     return runner.run(Job([Unit("train/x.py", text, "")], **how))
 
 
@@ -182,6 +182,28 @@ def test_two_calls_are_kept_apart(runner):
     assert run.stdout == run.second.stdout == ["here\n", "here\n"] and run.files == run.second.files == {"f": b"x"}
     assert run.evidence[0] != run.second.evidence[0] and run.second.second is None
     assert [event["e"] for event in run.second.events[0]][-1] == [event["e"] for event in run.events[0]][-1] == "end"
+
+
+def test_layouts_of_the_first_calls_meshes_are_not_kept(runner):
+    """DTensor remembers layouts by a mesh's ranks and axes, and each call numbers its groups anew."""
+    run = launch(
+        runner,
+        """
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        lengths = (4,) if hasattr(Reporter, "was") else (9, 4)  # of the second mesh, and then of the first
+        Reporter.was = 1
+        for length in lengths:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "part"))
+            part = distribute_tensor(torch.ones(length), mesh["part"], [Shard(0)])
+            square = part.sum().square()  # adds up the parts first: their layout, and so a group, is remembered
+        return square.full_tensor().item()
+        """,
+        world=4,
+    )
+    assert run.fault is None and run.second.fault is None, (run.fault or run.second.fault).message
+    assert run.evidence == run.second.evidence == [16.0] * 4
 
 
 def test_a_crash_in_the_second_call_is_its_own(runner):
