@@ -146,7 +146,7 @@ def crowd(number: int) -> None:
     forks of one process. A set of parameters, for example, is in the order of their addresses.
     """
     drawn = random.Random(number)
-    blocks: list[Any] = [bytearray(size) for size in range(8, 480, 16) for _ in range(drawn.randrange(32, 96))]
+    blocks: list[Any] = [bytearray(size) for size in range(8, 200, 16) for _ in range(drawn.randrange(32, 96))]
     blocks += [object() for _ in range(200)] + [torch.empty(drawn.randrange(1, 4000)) for _ in range(20)]
     drawn.shuffle(blocks)
     crowded.extend(blocks[::2])  # the places of the rest are free, in random order
