@@ -123,6 +123,13 @@ for family in (socket.AF_INET, socket.AF_INET6):
             except OSError:
                 pass
 """
+# The kernel looks at 32 bits of these arguments, a filter at 64.
+WIDE = """
+number = {'x86_64': 41, 'aarch64': 198}[os.uname().machine]
+for family, kind in ((1 << 32 | 2, 2), (2, 1 << 32 | 2), (1 << 32 | 17, 3), (1 << 32 | 40, 1)):
+    if libc.syscall(number, ctypes.c_ulong(family), ctypes.c_ulong(kind), 0) >= 0:
+        loot.append((family, kind))
+"""
 PACE = """
 for pid in {1, *range(2, os.getpid())} - {os.getpid()}:
     for name, call in (('affinity', lambda: os.sched_setaffinity(pid, os.sched_getaffinity(pid))),
@@ -295,6 +302,14 @@ BROTHERS = [
         "UDP, ping and the like: bytes on the network that nobody reads",
         "seccomp: streams alone",
         raising(DATAGRAMS),
+        says=NOTHING,
+        landlock=True,
+    ),
+    Attack(
+        "sockets by wide numbers",
+        "families and kinds with a bit that the kernel does not look at",
+        "seccomp compares all 64 bits",
+        raising(WIDE),
         says=NOTHING,
         landlock=True,
     ),

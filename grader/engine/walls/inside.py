@@ -22,7 +22,7 @@ from contextlib import suppress
 from grader.engine.lesson import lessons
 from grader.engine.walls import sandbox
 from grader.engine.walls.landlock import confine, keep_to_itself, python_folders
-from grader.engine.walls.seccomp import forbid_calls
+from grader.engine.walls.seccomp import filter_of, forbid_calls
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
@@ -39,6 +39,7 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
     `gpus` addresses are not limited, since that does not fit CUDA.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    filter_of(services=first is not None)  # made here, once for all ranks
     opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
     if first is not None:
         for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
@@ -93,7 +94,7 @@ def shut_in(places: Sequence[str], namespaces: bool, landlock: bool, gpus: bool)
         confine(places)
     elif namespaces and not gpus:
         keep_to_itself()
-    forbid_calls(libc, services=namespaces)
+    forbid_calls(services=namespaces)
 
 
 def try_out(shut_in: Callable[[Sequence[str]], None]) -> None:

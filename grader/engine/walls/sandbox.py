@@ -29,6 +29,7 @@ from pathlib import Path
 from grader.engine.lesson import lessons
 from grader.engine.walls import cgroup
 from grader.engine.walls.landlock import landlock_version, python_folders
+from grader.engine.walls.seccomp import filter_of
 
 GIB = 1 << 30
 MEMORY = 4 * GIB  # bytes of address space of one process; torch alone takes three quarters of a GiB
@@ -101,6 +102,10 @@ BY_NAME = {"bubblewrap": BUBBLEWRAP, "landlock": LANDLOCK, "off": NONE}
 
 def lacking(guards: Guards) -> str:
     """Why these walls are not available on this machine (tried, not guessed); "" if they are."""
+    try:
+        filter_of(services=True)
+    except OSError as problem:
+        return f"{problem} (apt-get install libseccomp2)"
     if guards is BUBBLEWRAP:
         if not shutil.which("bwrap"):
             return "bubblewrap is not installed (apt-get install bubblewrap)"
