@@ -106,7 +106,6 @@ class Connection:
         self.outside.ask(
             [theirs],
             enter=self.sandbox.first,
-            doors=self.sandbox.group.doors() if self.sandbox.group else [],
             landlock=self.guards is sandbox.LANDLOCK,
             gpus=gpus,
             packages=self.packages,

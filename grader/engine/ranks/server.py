@@ -13,11 +13,10 @@ The judge talks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
     judge   {"sweep": true}                          kill the ranks and everything they left running
     server  {"swept": true}
-    judge   {"enter": P, "doors": [...], "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
+    judge   {"enter": P, "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
                                                      fork a server like this one that lives in the sandbox whose first
-                                                     process is P (see sandbox.py) and in the control group with these
-                                                     doors (see cgroup.py), with GPUs or without, for a lesson that
-                                                     needs these packages; with the text comes its connection
+                                                     process is P (see sandbox.py), with GPUs or without, for a lesson
+                                                     that needs these packages; with the text comes its connection
     server  {"entered": pid}
 
 Killed ranks that left nothing running are not waited for: they no longer run,
@@ -253,7 +252,7 @@ def fork_inside(job: dict, end: int, inherited: tuple[int, ...]) -> int:
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
         rank.load_library(job["lesson"])  # loaded here: in the release inside, earlier lessons' modules may be sealed
-        walls.enter(job["enter"], job["doors"], job["gpus"])
+        walls.enter(job["enter"], job["gpus"])
         die_with_the_server()
         how = dict(namespaces=job["enter"] is not None, landlock=job["landlock"], gpus=job["gpus"])
         shut_in = functools.partial(walls.shut_in, **how)

@@ -31,16 +31,15 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000  # linux/sched.h
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = (1 << bit for bit in (0, 1, 2, 3, 5, 12, 14, 18))
 
 
-def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
+def enter(first: int | None, gpus: bool = False) -> None:
     """Enter the namespaces of a sandbox, permanently. Returns in a child process, which forks ranks and runs nothing of
     a student's.
 
-    `first` is the sandbox's first process; None where there is no bubblewrap. `doors` are its control group's. With
-    `gpus` addresses are not limited, since that does not fit CUDA.
+    `first` is the sandbox's first process; None where there is no bubblewrap. With `gpus` addresses are not limited,
+    since that does not fit CUDA.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     filter_of(services=first is not None)  # made here, once for all ranks
-    opened = [os.open(door, os.O_WRONLY) for door in doors]  # inside they cannot be seen
     if first is not None:
         for kind in ("user", "ipc", "uts", "net", "pid", "mnt"):
             namespace = os.open(f"/proc/{first}/ns/{kind}", os.O_RDONLY)
@@ -52,9 +51,6 @@ def enter(first: int | None, doors: list[str], gpus: bool = False) -> None:
         if child := os.fork():  # only processes forked from here on are inside the namespace of processes
             os.waitpid(child, 0)
             os._exit(0)
-    for door in opened:
-        os.write(door, b"0")
-        os.close(door)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
     for what, most in (

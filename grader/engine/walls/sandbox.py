@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grader.engine.lesson import lessons
-from grader.engine.walls import cgroup
 from grader.engine.walls.landlock import landlock_version, python_folders
 from grader.engine.walls.seccomp import filter_of
 
@@ -48,10 +47,6 @@ IN_MEMORY = {"/runs": GIB, "/dev": GIB // 4, "/dev/shm": GIB // 4}  # bytes, at 
 A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
 MOST_RANKS = 8  # of a check
 TOTAL_SOCKETS = MOST_RANKS * DESCRIPTORS  # each holds memory that belongs to no process
-# Limits enforced by the kernel, where possible: higher than the judge's, which reports what was exceeded. Memory
-# includes files in /tmp; threads count as processes.
-KEPT_MEMORY = TOTAL_MEMORY + sum(IN_MEMORY.values()) + MOST_RANKS * 2 * A_RANKS
-KEPT_PROCESSES = TOTAL_THREADS + TOTAL_THREADS // 2
 
 
 class NoSandbox(RuntimeError):
@@ -127,8 +122,7 @@ class Sandbox:
     Attributes:
         folder: where its runs lie, as the ranks see it.
         seen: the same, as the judge sees it.
-        guards: its walls, including control groups where the system has them.
-        group: its control group; None without one.
+        guards: its walls.
         first: the process id of the first process inside; None without bubblewrap.
         memory: the most bytes that all processes may hold together.
         gpus: whether the GPUs can be reached.
@@ -139,11 +133,8 @@ class Sandbox:
         to `lesson` and later lessons.
         """
         self.gpus = gpus
-        more = GPU_MEMORY if gpus else 0
-        self.memory = TOTAL_MEMORY + more
-        self.group = cgroup.make(KEPT_MEMORY + more, KEPT_PROCESSES) if sys.platform == "linux" else None
-        limits = guards.limits + (ON_GPUS if gpus else "") + ("; control groups" if self.group else "")
-        self.guards = dataclasses.replace(guards, limits=limits)
+        self.memory = TOTAL_MEMORY + (GPU_MEMORY if gpus else 0)
+        self.guards = dataclasses.replace(guards, limits=guards.limits + (ON_GPUS if gpus else ""))
         self.process: subprocess.Popen | None = None
         self.first: int | None = None
         self.folder: Path | None = None
@@ -249,8 +240,6 @@ class Sandbox:
             os.close(self.door)  # after that, nothing of /runs is left
         elif self.folder:
             remove(self.folder)
-        if self.group:
-            self.group.remove()
 
 
 def plain_files(folder: Path) -> list[Path]:
