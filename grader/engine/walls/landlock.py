@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from grader.engine.lesson import lessons
 
@@ -15,6 +16,12 @@ SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF =
 READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, list a folder
 ALL = (1 << 16) - 1  # all rights on files in version 5
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals: version 6
+
+# What a lesson needs of the system, to read; and its devices
+SYSTEM = (
+    "/bin /sbin /lib /lib64 /usr /etc/ld.so.cache /etc/ld.so.conf /etc/alternatives /etc/passwd /etc/localtime".split()
+)
+DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 
 
 def landlock_version() -> int:
@@ -38,28 +45,11 @@ def confine(own: Sequence[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     rules = (ctypes.c_uint64 * 3)(ALL, 0, SCOPES)  # files, network (gloo must be free to bind), scopes
     ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
-    course = lessons.COURSE
-    grader = course / "grader"  # not all of it: it contains checks, mutants and seals
-    library = [course / "utils", grader / "engine", grader / "kit", grader / "__init__.py"]
-    devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-    places = [
-        (path, READ)
-        for path in (
-            "/bin",
-            "/lib",
-            "/lib64",
-            "/usr",
-            "/etc/ld.so.cache",
-            "/etc/alternatives",
-            "/etc/localtime",
-            "/proc/cpuinfo",
-            "/sys",
-            *python_folders(),
-            *map(str, library),
-        )
-    ]
+    grader = lessons.COURSE / "grader"  # not all of it: it contains checks, mutants and seals
+    library = [lessons.COURSE / "utils", grader / "engine", grader / "kit", grader / "__init__.py"]
     # /sys: gloo lists the network cards; cpuinfo: torch chooses its kernels, and different ones draw different weights
-    for path, rights in [*places, *((device, ALL) for device in devices), *((place, ALL) for place in own)]:
+    read = [*SYSTEM, "/sys", "/proc/cpuinfo", *python_folders(), *map(str, library)]
+    for path, rights in [*((path, READ) for path in read), *((path, ALL) for path in (*DEVICES, *own))]:
         if not os.path.exists(path):
             continue
         if not os.path.isdir(path):
@@ -80,22 +70,14 @@ def restrict(libc: ctypes.CDLL, ruleset: int) -> None:
 
 def python_folders() -> list[str]:
     """The folders of this Python and its packages, except /usr and the course's own files."""
-    own = str(lessons.COURSE)
-    places = {
-        sys.prefix,
-        sys.base_prefix,
-        *(os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)),
+    places = {sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix)}
+    places |= {
+        os.path.dirname(os.path.realpath(sys.executable)),
+        *map(os.path.abspath, filter(os.path.isdir, sys.path)),
     }
-    places |= {os.path.realpath(sys.prefix), os.path.dirname(os.path.realpath(sys.executable))}
     kept: list[str] = []
-    for place in sorted(places):
-        if (
-            place == own
-            or place.startswith("/usr/")
-            or place == "/usr"
-            or (place.startswith(f"{own}/") and place != sys.prefix)
-        ):
-            continue
-        if not any(place == other or place.startswith(f"{other}/") for other in kept):
-            kept.append(place)
+    for place in map(Path, sorted(places)):
+        of_course = place.is_relative_to(lessons.COURSE) and str(place) != sys.prefix
+        if not of_course and not any(map(place.is_relative_to, ("/usr", *kept))):
+            kept.append(str(place))
     return kept

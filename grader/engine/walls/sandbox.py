@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grader.engine.lesson import lessons
-from grader.engine.walls.landlock import landlock_version, python_folders
+from grader.engine.walls.landlock import DEVICES, SYSTEM, landlock_version, python_folders
 from grader.engine.walls.seccomp import filter_of
 
 GIB = 1 << 30
@@ -159,24 +159,13 @@ class Sandbox:
         for place, size in IN_MEMORY.items():
             command += ["--size", str(size), "--tmpfs", place]
         command += ["--dir", "/tmp"]
-        for device in ("null", "zero", "full", "random", "urandom"):
-            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        for device in DEVICES:
+            command += ["--dev-bind", device, device]
         if self.gpus:  # and /sys, where NCCL reads how devices are connected
             command += ["--ro-bind", "/sys", "/sys"]
             for device in sorted(map(str, Path("/dev").glob("nvidia*"))):
                 command += ["--dev-bind", device, device]
-        for top in (
-            "/bin",
-            "/sbin",
-            "/lib",
-            "/lib64",
-            "/usr",
-            "/etc/ld.so.cache",
-            "/etc/ld.so.conf",
-            "/etc/alternatives",
-            "/etc/passwd",
-            "/etc/localtime",
-        ):
+        for top in SYSTEM:
             command += (
                 ["--symlink", os.readlink(top), top]
                 if os.path.islink(top) and top != "/etc/localtime"
