@@ -1,6 +1,7 @@
 """What a verdict and the commands say: differences that can be seen, hints of a part, code that is not cut."""
 
 import importlib
+import logging
 import math
 
 import pytest
@@ -14,8 +15,11 @@ from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Verdict, Wrong, apart, expect, hinted
 from grader.engine.judge.words import details
 from grader.engine.lesson import lessons
+from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Diagnosis, Fault
 from grader.engine.ranks.endings import parted
+from grader.engine.ranks.job import Job
+from grader.kit.scripts import check_checkpoint
 from grader.kit.tensors import difference
 from tests.test_diagnose import feed, op
 
@@ -165,3 +169,30 @@ LONG = "attempting to assign a gradient of another dtype. The gradient must matc
 )
 def test_a_crash_is_told_once(text, begin, rest):
     assert parted(text) == (begin, rest)
+
+
+SAVES = """
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+def save(x, rank, world):
+    whole = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (world,)), [Shard(0)])
+    if rank == 0:
+        torch.save({"model": {"weight": whole}, "config": {}, "epoch": 0}, "model.pt")
+"""
+
+
+def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, caplog):
+    import torch.distributed.tensor  # as the checks of FSDP do: torch then reads DTensors
+
+    job = Job(
+        [Unit("train/x.py", SAVES, SAVES)],
+        module="tests.on_ranks",
+        function="grader.engine.inside.rank:own_function",
+        inputs={"name": "save", "inputs": [{"value": 0}] * 2, "timed": False},
+    )
+    run = runner.run(job)
+    assert run.fault is None, run.fault.message
+    logging.getLogger("torch.distributed.device_mesh").addHandler(caplog.handler)
+    with pytest.raises(Wrong, match="weight is a DTensor"):
+        check_checkpoint(run.files["model.pt"], {"weight": torch.ones(4)}, epoch=0)
+    assert not caplog.records

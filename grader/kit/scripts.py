@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 import zipfile
 from collections.abc import Iterator
@@ -169,6 +170,8 @@ def loaded(content: bytes) -> Any:
             "plain entries",
             [entry.filename for entry in packed[:1]],
         )
+    # Of a DTensor torch would warn in its own words, in the student's terminal; the verdict says it in ours.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
