@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -332,6 +333,18 @@ def test_the_judge_has_a_limit_of_memory_and_says_so_by_an_error():
     text = "from grader.engine.classroom import worker; worker.limit_memory(); bytearray(worker.MEMORY)"
     done = subprocess.run([sys.executable, "-c", text], cwd=lessons.COURSE, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.strip().endswith("MemoryError")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is another way to number the calls of x86-64")
+def test_calls_by_other_numbers_end_the_whole_process():
+    """Not only the thread, for which the others would wait."""
+    text = (
+        "import ctypes, threading; from grader.engine.walls.seccomp import forbid_calls; forbid_calls(services=True)\n"
+        "call = lambda: ctypes.CDLL(None).syscall(0x40000000 | 41, 2, 2, 0)\n"
+        "thread = threading.Thread(target=call, daemon=True); thread.start(); thread.join(5)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=lessons.COURSE, check=False)
+    assert done.returncode == -signal.SIGSYS
 
 
 def test_what_walls_lack_is_among_what_the_command_prints():

@@ -6,7 +6,8 @@ import functools
 import os
 from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
 
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # SCMP_ACT_ALLOW, and SCMP_ACT_ERRNO without its errno
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SCMP_ACT_ALLOW, …_ERRNO without its errno, …_KILL_PROCESS
+OTHER_MACHINE = 2  # SCMP_FLTATR_ACT_BADARCH
 OTHER, EQUAL, MORE, MASKED = 1, 4, 6, 7  # enum scmp_compare
 CLONE_NEWUSER = 0x10000000  # linux/sched.h
 # What could get around a wall: new namespaces (with all capabilities in them, and so mounts), memory that belongs to no
@@ -36,6 +37,7 @@ def filter_of(services: bool) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(ALLOW))
+    library.seccomp_attr_set(rules, OTHER_MACHINE, ctypes.c_uint32(KILL))
 
     def refuse(call: str, *conditions: tuple[int, ...], why: int = errno.EPERM) -> None:
         number = library.seccomp_syscall_resolve_name(call.encode())
