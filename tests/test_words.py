@@ -181,7 +181,7 @@ def save(x, rank, world):
 """
 
 
-def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, caplog):
+def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, caplog, monkeypatch):
     import torch.distributed.tensor  # as the checks of FSDP do: torch then reads DTensors
 
     job = Job(
@@ -192,7 +192,7 @@ def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, ca
     )
     run = runner.run(job)
     assert run.fault is None, run.fault.message
-    logging.getLogger("torch.distributed.device_mesh").addHandler(caplog.handler)
+    monkeypatch.setattr(logging.getLogger("torch.distributed.device_mesh"), "handlers", [caplog.handler])
     with pytest.raises(Wrong, match="weight is a DTensor"):
         check_checkpoint(run.files["model.pt"], {"weight": torch.ones(4)}, epoch=0)
     assert not caplog.records

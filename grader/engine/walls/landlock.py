@@ -18,9 +18,7 @@ ALL = (1 << 16) - 1  # all rights on files in version 5
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets and signals: version 6
 
 # What a lesson needs of the system, to read; and its devices
-SYSTEM = (
-    "/bin /sbin /lib /lib64 /usr /etc/ld.so.cache /etc/ld.so.conf /etc/alternatives /etc/passwd /etc/localtime".split()
-)
+SYSTEM = "/bin /lib /lib64 /usr /etc/ld.so.cache /etc/alternatives /etc/localtime".split()
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 
 

@@ -165,7 +165,7 @@ class Sandbox:
             command += ["--ro-bind", "/sys", "/sys"]
             for device in sorted(map(str, Path("/dev").glob("nvidia*"))):
                 command += ["--dev-bind", device, device]
-        for top in SYSTEM:
+        for top in (*SYSTEM, "/sbin", "/etc/ld.so.conf", "/etc/passwd"):
             command += (
                 ["--symlink", os.readlink(top), top]
                 if os.path.islink(top) and top != "/etc/localtime"

@@ -4,12 +4,13 @@ import ctypes
 import errno
 import functools
 import os
-from socket import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
 
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # SCMP_ACT_ALLOW, …_ERRNO without its errno, …_KILL_PROCESS
-OTHER_MACHINE = 2  # SCMP_FLTATR_ACT_BADARCH
-OTHER, EQUAL, MORE, MASKED = 1, 4, 6, 7  # enum scmp_compare
+# seccomp.h: SCMP_ACT_… (to ERRNO the errno is added), enum scmp_compare, SCMP_FLTATR_…
+ALLOW, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+NE, EQ, GT, MASKED_EQ = 1, 4, 6, 7
+ACT_BADARCH = 2
 CLONE_NEWUSER = 0x10000000  # linux/sched.h
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16  # linux/socket.h; Python has not all of them on other systems
 # What could get around a wall: new namespaces (with all capabilities in them, and so mounts), memory that belongs to no
 # process, other processes' memory and pace, rarely used parts of the kernel.
 FORBIDDEN = (
@@ -34,35 +35,35 @@ def filter_of(services: bool) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
 
     `services`: permit Unix sockets, because all that it can reach are its own.
     """
-    library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(ALLOW))
-    library.seccomp_attr_set(rules, OTHER_MACHINE, ctypes.c_uint32(KILL))
+    library.seccomp_attr_set(rules, ACT_BADARCH, ctypes.c_uint32(KILL_PROCESS))
 
     def refuse(call: str, *conditions: tuple[int, ...], why: int = errno.EPERM) -> None:
         number = library.seccomp_syscall_resolve_name(call.encode())
         listed = (Condition * len(conditions))(*conditions)
-        if library.seccomp_rule_add_array(rules, REFUSE | why, number, len(conditions), listed):
+        if library.seccomp_rule_add_array(rules, ERRNO | why, number, len(conditions), listed):
             raise OSError(f"libseccomp does not know {call}")
 
     for call in FORBIDDEN:
         refuse(call)
     for call in ITSELF:  # for itself alone, that is, with 0 as the first argument
-        refuse(call, (0, OTHER, 0))
+        refuse(call, (0, NE, 0))
     # Its flags lie in memory, where seccomp cannot look: it is not there, and the C library takes clone instead.
     refuse("clone3", why=errno.ENOSYS)
-    refuse("clone", (0, MASKED, CLONE_NEWUSER, CLONE_NEWUSER))
+    refuse("clone", (0, MASKED_EQ, CLONE_NEWUSER, CLONE_NEWUSER))
     # Through AF_NETLINK gloo lists the interfaces. Not all others have namespaces: AF_VSOCK leads to a virtual
     # machine's host.
     allowed = {AF_INET, AF_INET6, AF_NETLINK, *([AF_UNIX] if services else [])}
-    refuse("socket", (0, MORE, max(allowed)))  # also with a bit above the 32 at which the kernel looks
+    refuse("socket", (0, GT, max(allowed)))  # also with a bit above the 32 at which the kernel looks
     for family in set(range(max(allowed))) - allowed:
-        refuse("socket", (0, EQUAL, family))
+        refuse("socket", (0, EQ, family))
     # Over the network go streams alone, as gloo's: a datagram that nobody reads would count as sent. Of the four bits
     # of a socket's kind, SOCK_STREAM has the lowest alone.
     for family in (AF_INET, AF_INET6):
         for bit, other in ((1, 0), (2, 2), (4, 4), (8, 8)):
-            refuse("socket", (0, EQUAL, family), (1, MASKED, bit, other))
+            refuse("socket", (0, EQ, family), (1, MASKED_EQ, bit, other))
     return library, rules
 
 
