@@ -413,7 +413,7 @@ def test_a_machine_too_busy_is_to_blame_unless_what_the_ranks_left_running_keeps
                 pass
         time.sleep(600)
         """
-    with Runner() as outside, Runner(outside, sandbox.NONE, lessons.COURSE, ["tests.on_ranks"]) as inside:
+    with Runner() as outside, Runner(outside, sandbox.OFF, lessons.COURSE, ["tests.on_ranks"]) as inside:
         with pytest.raises(Unjudged, match="too busy"):
             launch(inside, "time.sleep(600)")
         fault = launch(inside, burns).fault
@@ -431,7 +431,7 @@ def test_a_sandbox_that_ranks_filled_is_replaced(monkeypatch):
         make_folders(job, folder)
 
     monkeypatch.setattr(Job, "make_folders", where_nothing_is_left)
-    with Runner() as outside, Runner(outside, sandbox.NONE, lessons.COURSE, ["tests.on_ranks"]) as inside:
+    with Runner() as outside, Runner(outside, sandbox.OFF, lessons.COURSE, ["tests.on_ranks"]) as inside:
         assert launch(inside, "return rank").evidence == [0, 1]
         full += [OSError(errno.ENOSPC, "no space")] * 2
         with pytest.raises(OSError):

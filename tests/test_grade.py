@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from grader.engine.judge import seeds
 from grader.engine.lesson import lessons, notebooks, regions
 from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
+from hostile.users import READABLE, for_users
 
 LESSON = "01_collectives"
 LIMIT = 900  # seconds after which a test gives up, on a machine that does much else as well
@@ -118,10 +120,10 @@ def test_another_seed_is_another_class(course, graded, handed_in):
     ("args", "said"),
     [
         (["nowhere", "--out", "o"], "no such folder"),
-        ([".", "--out", "o", "--sandbox", "yes"], "bubblewrap, landlock or off"),
+        ([".", "--out", "o", "--sandbox", "yes"], "bubblewrap, users or off"),
         ([".", "--out", "o", "--lessons", "02_nothing"], "no lesson"),
-        ([".", "--out", "o", "--sandbox", "landlock", "--jobs", "2"], "one submission at a time"),
-        ([".", "--out", "o", "--sandbox", "landlock", "--jobs", "2", "--slurm"], "one submission at a time"),
+        ([".", "--out", "o", "--sandbox", "users", "--jobs", "2"], "one submission at a time"),
+        ([".", "--out", "o", "--sandbox", "users", "--jobs", "2", "--slurm"], "one submission at a time"),
     ],
 )
 def test_mistakes_are_one_line(course, tmp_path, args, said):
@@ -198,7 +200,7 @@ print(json.dumps({{"student": task["student"], "over": True}}), flush=True)
 
 @pytest.mark.parametrize("ending, says", [("ALRM", "took too long"), ("SEGV", "died of it")])
 def test_what_hangs_or_kills_the_judge_is_refused(tmp_path, monkeypatch, ending, says):
-    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.NONE, 1)
+    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.OFF, 1)
     text = DIES.format(signal=int(signal.Signals[f"SIG{ending}"]), heard=str(tmp_path / "heard"))
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     monkeypatch.setattr(grade, "start_worker", lambda room: subprocess.Popen([sys.executable, "-c", text], **pipes))
@@ -207,13 +209,13 @@ def test_what_hangs_or_kills_the_judge_is_refused(tmp_path, monkeypatch, ending,
 
 
 def test_no_two_submissions_draw_the_same(tmp_path):
-    room = records.Class(tmp_path, [LESSON], "seed", sandbox.NONE, 1.0, tmp_path)
+    room = records.Class(tmp_path, [LESSON], "seed", sandbox.OFF, 1.0, tmp_path)
     drawn = {worker.seed(room, {"student": s, "digest": d}) for s in ("ann", "bob") for d in ("first", "second")}
     assert len(drawn) == 4 and not any(room.seed == seed for seed in drawn)
 
 
 def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkeypatch):
-    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.NONE, 1)
+    room = grade.open_class(tmp_path / "out", [LESSON], None, sandbox.OFF, 1)
     monkeypatch.setattr(
         grade,
         "start_worker",
@@ -313,7 +315,8 @@ def test_gradescope_is_told_the_same(graded):
     assert {test["status"] for test in told["tests"]} == {"passed", "failed"}
 
 
-def test_the_course_is_a_gradescope_autograder(course, tmp_path):
+@pytest.mark.parametrize("walls", ["bubblewrap", pytest.param("users", marks=for_users)])
+def test_the_course_is_a_gradescope_autograder(course, tmp_path, walls):
     assert course.run("autograder", str(tmp_path / "a.zip"), "--lessons", LESSON).returncode == 0
     root = tmp_path / "autograder"
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
@@ -324,11 +327,16 @@ def test_the_course_is_a_gradescope_autograder(course, tmp_path):
     os.chmod(root / "source" / "course" / "workbook", 0o755)
     hand_in(root, "submission", notebook((1, 2)))
     environment = {**os.environ, "AUTOGRADER_ROOT": str(root), "WORKBOOK_PYTHON": os.sys.executable}
-    done = subprocess.run(
-        ["bash", root / "source" / "run_autograder"], env=environment, capture_output=True, text=True, timeout=300
-    )
+    command = ["bash", root / "source" / "run_autograder"]
+    if walls == "users":  # as where bubblewrap may not start
+        (tmp_path / "bwrap").symlink_to(shutil.which("false"))
+        environment |= {"AUTOGRADER_ROOT": "/mnt", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = [shutil.which("bwrap"), *READABLE[1:], "--bind", root, "/mnt", "bash", "/mnt/source/run_autograder"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (root / "results" / "results.json").exists(), done.stdout + done.stderr
     told = json.loads((root / "results" / "results.json").read_text())
     assert sum(test["score"] for test in told["tests"]) == 2 and len(told["tests"]) == 9, done.stderr
+    assert f"{walls}: " in done.stdout
 
 
 def test_a_submission_takes_nothing_but_its_own_files(runner, tmp_path):

@@ -44,25 +44,17 @@ from hostile import brothers
 from hostile.posts import ALL
 from hostile.corpus import ATTACKS, NAMES
 from hostile.trials import HONEST, Room
-
-
-def behind(guards, folder):
-    """A class with one worker behind these walls; at its end an honest submission: the class goes on."""
-    if lacking := sandbox.lacking(guards):
-        pytest.skip(lacking)
-    with Room(folder / "class", guards) as room:
-        yield room
-        assert not room.trial(HONEST).wrong
+from hostile.users import READABLE, for_users
 
 
 @pytest.fixture(scope="module")
 def bubblewrap(tmp_path_factory):
-    yield from behind(sandbox.BUBBLEWRAP, tmp_path_factory.mktemp("bubblewrap"))
-
-
-@pytest.fixture(scope="module")
-def landlock(tmp_path_factory):
-    yield from behind(sandbox.LANDLOCK, tmp_path_factory.mktemp("landlock"))
+    """A class with one worker; at its end an honest submission: the class goes on."""
+    if lacking := sandbox.lacking(sandbox.BUBBLEWRAP):
+        pytest.skip(lacking)
+    with Room(tmp_path_factory.mktemp("bubblewrap") / "class", sandbox.BUBBLEWRAP) as room:
+        yield room
+        assert not room.trial(HONEST).wrong
 
 
 def each(attacks):
@@ -77,11 +69,13 @@ def test_behind_bubblewrap(bubblewrap, attack):
     assert not wrong, "\n".join(["", *wrong])
 
 
-@pytest.mark.drawn
-@each([attack for attack in ALL if attack.landlock])
-def test_behind_landlock(landlock, attack):
-    wrong = landlock.trial(attack).wrong
-    assert not wrong, "\n".join(["", *wrong])
+@for_users
+def test_between_users(tmp_path):
+    tmp_path.chmod(0o711)
+    table = lessons.COURSE / "tests" / "hostile" / "table.py"
+    command = [*READABLE, "--bind", tmp_path, "/mnt", "--setenv", "TMPDIR", "/mnt", sys.executable, table, "--users"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "an honest submission" in done.stdout and done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_corpus_is_long_and_its_names_are_different():
@@ -101,7 +95,7 @@ def test_each_claim_names_an_attack_or_a_test_that_there_is():
 @pytest.mark.skipif(not psutil.LINUX, reason="the attacks are written for Linux")
 def test_without_walls_they_would_get_through(tmp_path):
     """Or the attacks would prove nothing."""
-    with Room(tmp_path / "class", sandbox.NONE) as room:
+    with Room(tmp_path / "class", sandbox.OFF) as room:
         for attack in ATTACKS:
             if attack.name in ("reading the instructor's files", "reading others' folders"):
                 trial = room.trial(attack)
@@ -247,7 +241,7 @@ def test_a_checkpoint_that_ranks_left_runs_no_code_and_takes_no_memory(tmp_path,
 def a_class(tmp_path):
     """A class with one record for each strange name."""
     (tmp_path / "records").mkdir()
-    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
+    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.OFF, 1.0, tmp_path)
     for name in NAMES:
         record = {
             **records.failure(name, tmp_path, "\x1b[2J"),
@@ -355,9 +349,9 @@ def test_calls_by_other_numbers_end_the_whole_process():
 
 def test_what_walls_lack_is_among_what_the_command_prints():
     """It does so before the first mark, in red, if something is OPEN."""
-    assert "OPEN" not in str(sandbox.BUBBLEWRAP)
-    for words in ("network", "OPEN: size", "ports", "permissions"):
-        assert words in str(sandbox.LANDLOCK)
+    assert "OPEN" not in sandbox.guards(sandbox.BUBBLEWRAP)
+    for words in ("OPEN", "every user", "disk", "network", "ports"):
+        assert words in sandbox.guards(sandbox.USERS)
 
 
 MAKERS = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar", ".tar.bz2": "bztar", ".tar.xz": "xztar"}
@@ -368,7 +362,7 @@ PARSERS = [(zipfile, "ZipFile"), (tarfile, "open"), (nbformat, "reads"), (ast, "
 def test_a_submission_is_parsed_on_ranks_alone(runner, tmp_path, monkeypatch, ending):
     """The judge and the main process see bytes; what they parse is the course's."""
     course = Course(tmp_path / "course").folder
-    room = records.Class(tmp_path / "out", ["01_collectives"], "seed", sandbox.NONE, 1.0, course)
+    room = records.Class(tmp_path / "out", ["01_collectives"], "seed", sandbox.OFF, 1.0, course)
     hostile.corpus.write(tmp_path / "s", json.dumps(hostile.corpus.notebook("# CANARY\nreturn tensor")))
     path = tmp_path / f"s{ending}"
     if ending:
@@ -448,7 +442,7 @@ def test_a_path_too_long_is_the_submissions_doing(tmp_path):
 def test_every_string_of_a_record_is_cleaned_where_it_is_kept(tmp_path):
     """By whatever field it came: a message, a place, a flag, the reason of a failure."""
     (tmp_path / "records").mkdir()
-    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.NONE, 1.0, tmp_path)
+    room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.OFF, 1.0, tmp_path)
     for field in ("why", "refused", "flags", "verdicts"):
         bad = "\x1b[2J\u202e\u200b" + "x" * 20_000
         record = records.failure("eve", tmp_path, "")

@@ -102,7 +102,7 @@ def test_one_server_for_all_commands_and_for_a_notebook(student):
 
 def test_a_server_that_ends_with_a_message_unread_is_gone():
     """The kernel then reports a reset connection, not an end: `Runner.run` starts another server all the same."""
-    connection = Connection(None, sandbox.NONE, lessons.COURSE, (), "", kept=False)
+    connection = Connection(None, sandbox.OFF, lessons.COURSE, (), "", kept=False)
     connection.ready, connection.heard, connection.rest = True, [], b""
     connection.socket, theirs = socket.socketpair()
     with connection.socket:

@@ -250,7 +250,7 @@ BROTHERS = [
         "seccomp",
         raising(SEMAPHORES),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "memory in pipes",
@@ -279,7 +279,7 @@ BROTHERS = [
         "no capability",
         raising(LIBC_SAYS + FIRST),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "the machine's switches",
@@ -287,7 +287,7 @@ BROTHERS = [
         "read-only /proc/sys; no such devices",
         raising(SWITCHES),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "other families of sockets",
@@ -295,7 +295,7 @@ BROTHERS = [
         "seccomp: four families",
         raising(FAMILIES),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "junk datagrams",
@@ -303,7 +303,7 @@ BROTHERS = [
         "seccomp: streams alone",
         raising(DATAGRAMS),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "sockets by wide numbers",
@@ -311,7 +311,7 @@ BROTHERS = [
         "seccomp compares all 64 bits",
         raising(WIDE),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "the pace of others",
@@ -319,7 +319,7 @@ BROTHERS = [
         "seccomp: no such call",
         raising(PACE),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "what is open already",

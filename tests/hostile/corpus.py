@@ -59,7 +59,7 @@ class Attack:
     says: str = ""  # what its record must say
     state: str = "graded"
     flagged: bool = False  # for a person to look at
-    landlock: bool = False  # tried behind Landlock, too
+    users: bool = False  # tried behind walls between users, too
     never: tuple[str, ...] = field(default=())  # what its record must not say
 
 
@@ -529,7 +529,7 @@ ATTACKS = [
         "the judge counts processes",
         broadcast(FORK_BOMB),
         says="the ranks take more",
-        landlock=True,
+        users=True,
     ),
     Attack(
         "a memory bomb",
@@ -544,7 +544,7 @@ ATTACKS = [
         "tmpfs of a size; seccomp",
         raising(FILES_IN_MEMORY),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "huge output",
@@ -632,7 +632,7 @@ ATTACKS = [
         "an exit code is never a pass",
         broadcast(C + "libc._exit(0)"),
         says="never a pass",
-        landlock=True,
+        users=True,
     ),
     Attack(
         "SystemExit",
@@ -649,7 +649,7 @@ ATTACKS = [
         "kills the server of the ranks",
         "a server in the sandbox; the judge's is outside",
         broadcast(C + "libc.kill(os.getppid(), 9)\ntime.sleep(60)"),
-        landlock=True,
+        users=True,
     ),
     Attack(
         "a stopped server",
@@ -667,7 +667,7 @@ ATTACKS = [
             " signal.signal(s, signal.SIG_IGN)\n        time.sleep(600)\n    os.kill(os.getpid(), 9)"
         ),
         marks=1,
-        landlock=True,
+        users=True,
     ),
     # Reading and writing
     Attack(
@@ -676,7 +676,6 @@ ATTACKS = [
         "none of them is there",
         raising(READ),
         says=NOTHING,
-        landlock=True,
     ),
     Attack(
         "reading others' folders",
@@ -684,7 +683,6 @@ ATTACKS = [
         "a /tmp of its own",
         raising(OTHERS_FOLDERS),
         says=NOTHING,
-        landlock=True,
     ),
     Attack(
         "reading /proc and the environment",
@@ -692,7 +690,7 @@ ATTACKS = [
         "a /proc of its own; a scrubbed environment",
         raising(PROC),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "reading the parent's memory",
@@ -700,7 +698,7 @@ ATTACKS = [
         "not dumpable, no capability",
         raising(MEMORY_OF_OTHERS),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "writing outside",
@@ -708,7 +706,7 @@ ATTACKS = [
         "read-only mounts; one folder of its own",
         broadcast(C + WRITE),
         marks=1,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "the network", "connects to the world and to the host", "a network namespace", raising(NETWORK), says=NOTHING
@@ -719,14 +717,14 @@ ATTACKS = [
         "no capability, and seccomp no new ones",
         raising(CAPABLE),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "links in place of its files",
         "stdout is a link to a secret, stacks a FIFO, evidence /dev/zero",
         "opened without following and without waiting",
         broadcast(SWAPPED_FILES),
-        landlock=True,
+        users=True,
     ),
     # Forging
     Attack(
@@ -740,7 +738,7 @@ ATTACKS = [
             " world)])",
             "return tensor",
         ),
-        landlock=True,
+        users=True,
     ),
     Attack(
         "evidence of an earlier run",
@@ -775,7 +773,7 @@ ATTACKS = [
         "writes to every open socket",
         "a line for each rank, which the others do not have",
         broadcast(SPEAKS),
-        landlock=True,
+        users=True,
     ),
     Attack(
         "everything on every rank",
@@ -787,7 +785,7 @@ ATTACKS = [
             " next((torch.tensor(case[0]) for case in v if len(case[0]) == len(tensor)), tensor)",
             "return tensor",
         ),
-        landlock=True,
+        users=True,
     ),
     Attack(
         "drawing as the check draws",
@@ -806,7 +804,7 @@ ATTACKS = [
         "no such thing is loaded where it runs",
         raising(IN_MEMORY),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "answers among the modules",
@@ -814,7 +812,6 @@ ATTACKS = [
         "a rank has the part of a check that runs on ranks",
         raising(IN_MODULES),
         says=NOTHING,
-        landlock=True,
     ),
     Attack(
         "answers in files",
@@ -830,7 +827,7 @@ ATTACKS = [
         "no socket of that family; /tmp and /run of its own",
         raising(SERVICES),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     Attack(
         "limits for others",
@@ -838,7 +835,7 @@ ATTACKS = [
         "seccomp: limits for oneself only",
         raising(OTHERS_LIMITS),
         says=NOTHING,
-        landlock=True,
+        users=True,
     ),
     # Fooling what compares
     Attack(

@@ -3,6 +3,7 @@ it took, what the worker held of memory at most, what stopped it.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from student_notebook import save
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only attacks whose name holds one of these")
-    parser.add_argument("--landlock", action="store_true", help="behind Landlock instead of bubblewrap")
+    parser.add_argument("--users", action="store_true", help="behind walls between users instead of bubblewrap")
     parser.add_argument("--say", action="store_true", help="also what is said of it")
     parser.add_argument("--nbgrader", action="store_true", help="instead: what nbgrader gives for the two that fool it")
     args = parser.parse_args()
@@ -33,14 +34,14 @@ def main() -> int:
     chosen = [
         attack
         for attack in ALL
-        if (not args.names or any(part in attack.name for part in args.names))
-        and (attack.landlock or not args.landlock)
+        if (not args.names or any(part in attack.name for part in args.names)) and (attack.users or not args.users)
     ]
-    guards = sandbox.LANDLOCK if args.landlock else sandbox.BUBBLEWRAP
+    walls = sandbox.USERS if args.users else sandbox.BUBBLEWRAP
     bad = 0
     print(f"{'attack':50} {'deserved':>8} {'given':>5} {'s':>5} {'MiB':>5}  guard")
     with tempfile.TemporaryDirectory() as folder:
-        for trial in trials(Path(folder) / "class", guards, chosen):
+        os.chmod(folder, 0o711)  # other users must get through
+        for trial in trials(Path(folder) / "class", walls, chosen):
             attack = trial.attack
             print(
                 f"{attack.name:50} {attack.marks:8} {trial.marks:5g} {trial.seconds:5.1f} {trial.peak >> 20:5} "

@@ -21,7 +21,6 @@ import psutil
 
 from grader.engine.classroom import grade, records
 from grader.engine.lesson import lessons
-from grader.engine.walls import sandbox
 from hostile import corpus
 
 GRACE = 5.0  # seconds for processes that were killed to be gone
@@ -48,7 +47,7 @@ class Trial:
 class Room:
     """A class among canaries. A context manager; afterwards nothing of it is left."""
 
-    def __init__(self, folder: Path, guards: sandbox.Guards) -> None:
+    def __init__(self, folder: Path, walls: str) -> None:
         self.folder, self.canary = folder, f"CANARY-{secrets.token_hex(8)}"
         self.submissions, self.temporary = folder / "submissions", folder / "tmp"
         for made in (self.submissions, self.temporary, folder / "private"):
@@ -62,7 +61,7 @@ class Room:
         for service, place in zip(self.services, (str(folder / "service"), f"\0{self.canary}"), strict=True):
             service.bind(place)
             service.listen()
-        self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, guards, MINUTES)
+        self.room = grade.open_class(folder / "out", [corpus.LESSON], self.canary, walls, MINUTES)
         self.book = self.room.record("anna")
         self.book.write_text(json.dumps({"student": "anna", "why": self.canary}))
         corpus.KNOWN.update(
@@ -244,9 +243,9 @@ def said(record: dict) -> str:
     return "; ".join([message, *record["refused"], *(flag["reason"] for flag in record["flags"])]).strip("; ")[:300]
 
 
-def trials(folder: Path, guards: sandbox.Guards, attacks: list[corpus.Attack]) -> Iterator[Trial]:
+def trials(folder: Path, walls: str, attacks: list[corpus.Attack]) -> Iterator[Trial]:
     """Grade these, and an honest submission at the end: the class goes on."""
-    with Room(folder, guards) as room:
+    with Room(folder, walls) as room:
         for attack in [*attacks, HONEST]:
             yield room.trial(attack)
 

@@ -12,7 +12,6 @@ The judge runs in the worker. The student's code runs in ranks forked from a ser
 judge takes only evidence from there: JSON and safetensors, rank by rank, and the kernel's own counts.
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -46,7 +45,7 @@ class NoCluster(RuntimeError):
 
 
 def open_class(
-    out: Path, stems: list[str], seed: str | None, guards: sandbox.Guards, minutes: float, backend: str = "gloo"
+    out: Path, stems: list[str], seed: str | None, walls: str, minutes: float, backend: str = "gloo"
 ) -> Class:
     """Start a class in `out`, or continue the one that is there. Raises ValueError if that was graded differently."""
     (out / "records").mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,7 @@ def open_class(
             )
             + "\n",
         )
-    write_whole(out / "run.json", json.dumps({"guards": dataclasses.asdict(guards), "minutes": minutes}) + "\n")
+    write_whole(out / "run.json", json.dumps({"walls": walls, "minutes": minutes}) + "\n")
     return load(out)
 
 
@@ -280,11 +279,12 @@ def talk(
     return False
 
 
-def guards_for(wish: str, backend: str = "gloo") -> sandbox.Guards:
-    """The requested walls, tested. Raises NoSandbox if they are not available here."""
-    guards = sandbox.BY_NAME[wish]
-    if guards is sandbox.LANDLOCK and backend == "nccl":  # Landlock would have to list each file that CUDA opens
-        raise sandbox.NoSandbox("on GPUs there are walls by bubblewrap only: apt-get install bubblewrap")
-    if problem := sandbox.lacking(guards):
-        raise sandbox.NoSandbox(f"--sandbox {wish}: {problem}")
-    return guards
+def try_walls(walls: str, backend: str) -> None:
+    """Raises NoSandbox if these walls are not available here."""
+    problem = sandbox.lacking(walls)
+    if walls == sandbox.USERS and backend == "nccl":
+        problem = "NCCL lets no other user into its memory; on GPUs there are bubblewrap and off"
+    if walls == sandbox.USERS and lessons.has_solutions():
+        problem = "every user may read the solutions that are here; grade with what ./workbook release writes"
+    if problem:
+        raise sandbox.NoSandbox(f"--sandbox {walls}: {problem}")

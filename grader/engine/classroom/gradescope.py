@@ -1,8 +1,8 @@
 """The course as a Gradescope autograder, https://gradescope-autograders.readthedocs.io/en/latest/specs/.
 
 The archive contains a release of the course, without solutions, and the two scripts that Gradescope calls. In its
-containers bubblewrap usually cannot start, so Landlock is used instead: each submission has its own container. The
-limits of Landlock are in grader/THREATS.md.
+containers bubblewrap usually cannot start; then each rank is a user of its own instead, and each submission has its own
+container. What such walls leave open is in grader/THREATS.md.
 """
 
 import tempfile
@@ -27,9 +27,10 @@ root=${AUTOGRADER_ROOT:-/autograder}
 class=$(mktemp -d)
 trap 'rm -rf "$class"' EXIT
 mkdir -p "$class/submissions" "$root/results"
+chmod 700 "$root/results" # root's alone, whoever the ranks are
 cp -rP "$root/submission" "$class/submissions/submission"
 walls=bubblewrap
-bwrap --unshare-user --unshare-pid --unshare-net --ro-bind / / true 2>/dev/null || walls=landlock
+bwrap --unshare-user --unshare-pid --unshare-net --ro-bind / / true 2>/dev/null || walls=users
 "$root/source/course/workbook" grade --sandbox "$walls" "$class/submissions" --out "$class/out" @LESSONS@
 cp "$class/out/gradescope/submission.json" "$root/results/results.json"
 """

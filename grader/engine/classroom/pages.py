@@ -14,6 +14,7 @@ from grader.engine.classroom import records
 from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
+from grader.engine.walls import sandbox
 from utils.report.frame import template
 
 # Both pages: marks in colours.
@@ -57,7 +58,7 @@ CLASS = template(
     + """{% block title %}The class{% endblock %}
 {% block body %}
 <h1>{{ records | length }} submissions</h1>
-<p class="note">Walls: {% for name, value in guards.items() %}{{ name }}: {{ value }}. {% endfor %}Backend: {{ backend }}.</p>
+<p class="note">Walls: {{ guards }}. Backend: {{ backend }}.</p>
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ shown(r.student) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
 {% if unjudged %}<h2>Not judged</h2><p>No draw of these checks' numbers told right from wrong. They have no mark, and
 count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
@@ -146,7 +147,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
     return CLASS.render(
         shown=records.shown,
         records=graded,
-        guards=vars(room.guards),
+        guards=sandbox.guards(room.walls, room.backend == "nccl"),
         backend=room.backend,
         todos=todos,
         rows=rows,

@@ -15,7 +15,6 @@ import re
 import unicodedata
 from pathlib import Path
 
-from grader.engine.walls import sandbox
 from grader.engine.walls.plain import cleaned, plain_text
 from utils.whole import written_whole
 
@@ -34,7 +33,7 @@ class Class:
     out: Path
     stems: list[str]
     seed: str
-    guards: sandbox.Guards
+    walls: str
     minutes: float
     course: Path  # without solutions
     backend: str = "gloo"  # or nccl
@@ -163,7 +162,7 @@ def load(out: Path) -> Class:
         out,
         list(known["course"]),
         known["seed"],
-        sandbox.guards_of(how["guards"]),
+        how["walls"],
         how["minutes"],
         (out / "course").resolve(),
         known.get("backend", "gloo"),

@@ -5,7 +5,6 @@ only evidence from there: JSON and safetensors, rank by rank, and the kernel's o
 """
 
 import ctypes
-import dataclasses
 import datetime
 import gc
 import hashlib
@@ -38,6 +37,7 @@ from grader.engine.lesson import lessons, parsing
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
+from grader.engine.walls import sandbox
 
 MEMORY = 3 << 30  # bytes for the worker itself; torch and a large class's serial runs take a third of it
 
@@ -57,7 +57,7 @@ def grade_one(
         "student": student,
         "submission": path.name,
         "course": {stem: course_digest(stem) for stem in room.stems},
-        "guards": dataclasses.asdict(room.guards),
+        "guards": sandbox.guards(room.walls),
         "backend": room.backend,
         "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "state": GRADED,
@@ -71,7 +71,7 @@ def grade_one(
     try:
         if refuse:
             raise submissions.Refused(refuse)
-        with Runner(outside, room.guards, room.course, [submissions.READING], room.stems[0]) as inside:
+        with Runner(outside, room.walls, room.course, [submissions.READING], room.stems[0]) as inside:
             taken = submissions.take(path, room.stems, inside)
     except submissions.Refused as problem:
         taken = submissions.Taken(refused=[str(problem)])
@@ -105,7 +105,7 @@ def judge_lesson(
     folder, own = room.taken(record["student"]), seed(room, record)
     trusted.backend = backends.for_a_class(room.backend)
     packages = [package for package in [submissions.READING, lessons.said_by_checks(stem, "PACKAGE")] if package]
-    with Runner(outside, room.guards, room.course, packages, stem, trusted, backend=trusted.backend) as inside:
+    with Runner(outside, room.walls, room.course, packages, stem, trusted, backend=trusted.backend) as inside:
         inside.server.until = until
 
         def read(text: str, notebook: bool) -> list[parsing.Cell]:
@@ -126,7 +126,7 @@ def judge_lesson(
         for suspicion in judge.student.suspicions if judge.student else ():
             record["flags"].append({"lesson": stem, "reason": suspicion})
         if inside.server.sandbox:
-            record["guards"] = dataclasses.asdict(inside.server.sandbox.guards)
+            record["guards"] = sandbox.guards(room.walls, inside.server.sandbox.gpus)
 
 
 def seed(room: Class, record: dict) -> str:

@@ -146,7 +146,7 @@ def grade(
     walls: Annotated[
         str,
         typer.Option(
-            "--sandbox", metavar="bubblewrap|landlock|off", help="landlock: weaker isolation; off: for people you trust"
+            "--sandbox", metavar="bubblewrap|users|off", help="users: weaker, for root in a container; off: none"
         ),
     ] = "bubblewrap",
     minutes: Annotated[float, typer.Option(min=0.1, help="time limit for one submission")] = 10.0,
@@ -162,10 +162,10 @@ def grade(
     """Grade a class. Submissions are untrusted code, and each runs in isolation."""
     if not submissions.is_dir():
         fail(f"{submissions}: no such folder")
-    if walls not in ("bubblewrap", "landlock", "off"):
-        fail(f"--sandbox {walls}: it is bubblewrap, landlock or off")
-    if walls == "landlock" and jobs > 1:  # of a job array, too, whose jobs may share a node
-        fail("--sandbox landlock: one submission at a time, for one reaches the other's ports; leave --jobs away")
+    if walls not in ("bubblewrap", "users", "off"):
+        fail(f"--sandbox {walls}: it is bubblewrap, users or off")
+    if walls == "users" and jobs > 1:  # of a job array, too, whose jobs may share a node
+        fail("--sandbox users: one submission at a time, for one reaches the other's ports; leave --jobs away")
     stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
     for stem in [stem for stem in stems if lessons.lacking(stem)]:
         if names:
@@ -178,20 +178,21 @@ def grade(
     from grader.engine.commands import progress
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.ranks import backends
-    from grader.engine.walls.sandbox import NoSandbox
+    from grader.engine.walls import sandbox
 
     if not (found := students(submissions)):
         fail(f"{submissions}: there is no submission in it: no folder and no archive")
     try:
         # On a cluster the GPUs are on the nodes of the jobs; a job that finds none says so in its records.
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
-        guards = grading.guards_for(walls, backend)
+        grading.try_walls(walls, backend)
         if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():
             seed = seed_for_a_class(stems)
-        room = grading.open_class(out, stems, seed, guards, minutes, backend)
-    except (ValueError, NoSandbox, ReleaseError) as problem:
+        room = grading.open_class(out, stems, seed, walls, minutes, backend)
+    except (ValueError, sandbox.NoSandbox, ReleaseError) as problem:
         fail(problem)
-    say(f"[dim]{escape(str(guards))}[/]" if "OPEN" not in str(guards) else f"[red]{escape(str(guards))}[/]")
+    guards = sandbox.guards(walls, backend == "nccl")
+    say(f"[{'red' if 'OPEN' in guards else 'dim'}]{escape(guards)}[/]")
     say(f"[dim]a submission takes at most {records.longest(minutes) / 60:g} minutes[/]")
     if backend != "gloo":
         say(f"[dim]backend: {backend}[/]")

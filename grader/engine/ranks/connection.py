@@ -35,7 +35,7 @@ class Connection:
 
     Args:
         outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox.
-        guards: the walls of that sandbox.
+        walls: those of that sandbox: bubblewrap, users or off.
         course: the course that is visible inside.
         packages: loaded by both servers in addition to what all lessons need.
         lesson: answers of this lesson and later ones are not visible in the sandbox.
@@ -43,16 +43,10 @@ class Connection:
     """
 
     def __init__(
-        self,
-        outside: "Connection | None",
-        guards: sandbox.Guards,
-        course: Path,
-        packages: Sequence[str],
-        lesson: str,
-        kept: bool,
+        self, outside: "Connection | None", walls: str, course: Path, packages: Sequence[str], lesson: str, kept: bool
     ) -> None:
         self.kept = kept and keeper.wanted()
-        self.outside, self.guards, self.course = outside, guards, course
+        self.outside, self.walls, self.course = outside, walls, course
         self.packages, self.lesson = list(packages), lesson
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen | None = None
@@ -102,14 +96,9 @@ class Connection:
     def _start_inside(self, theirs: socket.socket, gpus: bool) -> None:
         self.outside.start()
         self.outside.await_ready()
-        self.sandbox = sandbox.Sandbox(self.guards, self.course, self.lesson, gpus)
+        self.sandbox = sandbox.Sandbox(self.walls, self.course, self.lesson, gpus)
         self.outside.ask(
-            [theirs],
-            enter=self.sandbox.first,
-            landlock=self.guards is sandbox.LANDLOCK,
-            gpus=gpus,
-            packages=self.packages,
-            lesson=self.lesson,
+            [theirs], enter=self.sandbox.first, walls=self.walls, gpus=gpus, packages=self.packages, lesson=self.lesson
         )
         theirs.close()
         while "entered" not in (answer := self.outside.answer()):

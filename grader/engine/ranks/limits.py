@@ -19,16 +19,10 @@ LONGEST_ADDRESS = 256  # bytes of a value in the store: gloo's, of 8 ranks, have
 
 
 def beyond(server: Connection) -> Fault | None:
-    """The fault of a submission that uses more than its limits, or has stopped a process."""
-    processes = server.inside()
-    return excess(server, processes) or stopped(processes)
-
-
-def excess(server: Connection, processes: list[Process]) -> Fault | None:
-    """The fault of a submission that uses more than its limits."""
-    most_memory = server.sandbox.memory
+    """The fault of a submission that uses more than its limits, or has stopped a process by SIGSTOP."""
+    processes, memory = server.inside(), server.sandbox.memory
     for what, seen, most, unit in (
-        ("memory", resident(processes, most_memory) / sandbox.GIB, most_memory / sandbox.GIB, " GiB"),
+        ("memory", resident(processes, memory) / sandbox.GIB, memory / sandbox.GIB, " GiB"),
         ("processes", len(processes), sandbox.TOTAL_PROCESSES, ""),
         ("threads", sum(process.threads for process in processes), sandbox.TOTAL_THREADS, ""),
         ("sockets", server.sandbox.sockets(), sandbox.TOTAL_SOCKETS, ""),
@@ -37,26 +31,27 @@ def excess(server: Connection, processes: list[Process]) -> Fault | None:
         if seen > most:
             text = f"the ranks take more {what} than a submission is given: {seen:.5g}{unit}, where {most:g} is allowed"
             return Fault("crash", text, None, expected=f"at most {most:g}{unit}", seen=f"{seen:.5g}{unit}")
+    if any(process.stopped for process in processes):
+        text = "a process was stopped by a signal, and nothing will resume it"
+        return Fault("crash", text, None, expected="every rank ends normally", seen="a process that is stopped")
     return None
 
 
 def resident(processes: list[Process], most: int) -> int:
-    """The bytes of memory that these processes hold together.
-
-    Pages that forked processes share count in the resident set of each. So only if the plain sum is more than
-    `most`, each page is divided by its number of users (the proportional set size, which is slow to read).
+    """The bytes of memory that these processes hold together. What forked ones share counts for each; so if that is
+    more than `most`, each page is divided by the number of its users, which takes longer and may not be permitted.
     """
-    plain = sum(process.resident for process in processes)
-    if plain <= most:
-        return plain
-    shared = 0
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            try:
-                shared += psutil.Process(process.pid).memory_full_info().pss
-            except psutil.AccessDenied:
-                shared += process.resident
-    return shared
+
+    def share(process: Process) -> int:
+        try:
+            return psutil.Process(process.pid).memory_full_info().pss
+        except psutil.NoSuchProcess:
+            return 0
+        except psutil.AccessDenied:
+            return process.resident
+
+    total = sum(process.resident for process in processes)
+    return total if total <= most else sum(map(share, processes))
 
 
 # The keys in the store by which ranks meet: torch's own, those of gloo's groups, and `from_rank_0` of utils/.
@@ -105,16 +100,3 @@ def crowded_out(server: Connection, ranks: Collection[int | None], seconds: floa
         return None
     text = f"for {seconds:.0f} s the ranks hardly run: processes that they left running take the processors"
     return Fault("hang", text, None, expected="the code ends", seen=f"{used:.0f} s of CPU by other processes")
-
-
-def stopped(processes: list[Process]) -> Fault | None:
-    """The fault of a process that was stopped by SIGSTOP, for which the judge would wait forever."""
-    if not any(process.stopped for process in processes):
-        return None
-    return Fault(
-        "crash",
-        "a process was stopped by a signal, and nothing will resume it",
-        None,
-        expected="every rank ends normally",
-        seen="a process that is stopped",
-    )

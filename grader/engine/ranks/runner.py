@@ -20,7 +20,7 @@ class Runner:
 
     Args:
         outside: the runner from whose server this one's is forked; then its ranks run in a sandbox
-        guards, course, lesson, packages, kept: as for `Connection`.
+        walls, course, lesson, packages, kept: as for `Connection`.
         trusted: the runner for the course's own code; default: outside. Whatever it has loaded is also in servers
         forked from it.
         backend: how the ranks communicate; may also be set later.
@@ -30,7 +30,7 @@ class Runner:
     def __init__(
         self,
         outside: "Runner | None" = None,
-        guards: sandbox.Guards = sandbox.NONE,
+        walls: str = sandbox.OFF,
         course: Path = lessons.COURSE,
         packages: Sequence[str] = (),
         lesson: str = "",
@@ -41,7 +41,7 @@ class Runner:
     ) -> None:
         self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
         self.in_kernel = in_kernel
-        self.server = Connection(outside and outside.server, guards, course, packages, lesson, kept)
+        self.server = Connection(outside and outside.server, walls, course, packages, lesson, kept)
 
     def __enter__(self) -> "Runner":
         return self
@@ -97,6 +97,8 @@ class Runner:
         inner = inside.folder / folder.name if inside else folder
         try:
             job.make_folders(folder)
+            if inside:
+                inside.give(folder)
             try:
                 with sandbox.held(folder) as seen:
                     return Session(self.server, job, seen, inner, devices).watch()

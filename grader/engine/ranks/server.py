@@ -13,7 +13,7 @@ The judge talks to it in JSON lines over one socket:
     server  {"gone": pid, "status": wait status}     once for each rank
     judge   {"sweep": true}                          kill the ranks and everything they left running
     server  {"swept": true}
-    judge   {"enter": P, "landlock": false, "gpus": false, "lesson": L, "packages": [...]}
+    judge   {"enter": P, "walls": W, "gpus": false, "lesson": L, "packages": [...]}
                                                      fork a server like this one that lives in the sandbox whose first
                                                      process is P (see sandbox.py), with GPUs or without, for a lesson
                                                      that needs these packages; with the text comes its connection
@@ -68,7 +68,7 @@ with contextlib.suppress(ImportError):  # torch 2.13 loads it when something is 
 rank.load_library(lessons.ORDER[0])  # modules imported by students' code that contain no answers
 
 
-ShutIn = Callable[[list[str]], None]  # what a rank does to itself, with the places that are left to it
+ShutIn = Callable[[list[str], int], None]  # what a rank does to itself: the places that are left to it, its number
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 JOIN_AFTER = 50  # ranks: by then, forks have cost as much more as joining pages costs
@@ -254,8 +254,7 @@ def fork_inside(job: dict, end: int, inherited: tuple[int, ...]) -> int:
         rank.load_library(job["lesson"])  # loaded here: in the release inside, earlier lessons' modules may be sealed
         walls.enter(job["enter"], job["gpus"])
         die_with_the_server()
-        how = dict(namespaces=job["enter"] is not None, landlock=job["landlock"], gpus=job["gpus"])
-        shut_in = functools.partial(walls.shut_in, **how)
+        shut_in = functools.partial(walls.shut_in, walls=job["walls"], gpus=job["gpus"])
         walls.try_out(shut_in)
         attend(socket.socket(fileno=end), shut_in)
         status = 0
@@ -271,7 +270,6 @@ def fork(job: dict, number: int, ends: list[int], inherited: tuple[int, ...], sh
     status = 70
     try:
         os.setsid()
-        die_with_the_server()
         use_batch_scheduling()
         signal.set_wakeup_fd(-1)
         for other in {*inherited, *ends} - {ends[number]}:  # it cannot send messages as the server or as another rank
@@ -279,7 +277,8 @@ def fork(job: dict, number: int, ends: list[int], inherited: tuple[int, ...], sh
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if shut_in:
-            shut_in(rank.places(job, number))
+            shut_in(rank.places(job, number), number)
+        die_with_the_server()  # not earlier: the kernel forgets it for a process that becomes another user's
         rank.main(job, number, socket.socket(fileno=ends[number]))
         status = 0
     finally:

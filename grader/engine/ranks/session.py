@@ -316,8 +316,8 @@ class Session:
 
     def kill(self) -> None:
         """End every rank and everything it started."""
-        if self.server.sandbox and not self.lost and (stopped := limits.stopped(self.server.inside())):
-            self.lost, self.fault = True, self.fault or stopped
+        beyond = None if self.lost else self.beyond_limits()
+        self.fault = self.fault or beyond
         if self.lost:  # in case the server cannot
             self.server.close()
             return

@@ -8,6 +8,8 @@ common if its job asks for one. So it is told nothing by another rank but what g
     /proc             its own processes
 
 By NCCL, ranks on GPUs meet in /dev/shm and by sockets with names: those, and /proc, are left to them in common.
+
+Without bubblewrap a rank may be a user of its own, to whom its folder belongs.
 """
 
 import ctypes
@@ -15,18 +17,19 @@ import os
 import resource
 import signal
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import psutil
+
 from grader.engine.lesson import lessons
 from grader.engine.walls import sandbox
-from grader.engine.walls.landlock import confine, keep_to_itself, python_folders
 from grader.engine.walls.seccomp import filter_of, forbid_calls
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 4, 38, 24  # linux/prctl.h
 CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000  # linux/sched.h
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_RESTRICT_SELF, LANDLOCK_SCOPES = 444, 446, 3  # linux/landlock.h
 # linux/mount.h
 READ_ONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = (1 << bit for bit in (0, 1, 2, 3, 5, 12, 14, 18))
 
@@ -54,7 +57,7 @@ def enter(first: int | None, gpus: bool = False) -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no rank can look into the server's memory, or another rank's
     for what, most in (
-        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else sandbox.MEMORY + sandbox.LIBRARIES * for_cuda()),
+        (resource.RLIMIT_AS, resource.RLIM_INFINITY if gpus else psutil.Process().memory_info().vms + sandbox.MEMORY),
         (resource.RLIMIT_FSIZE, sandbox.WRITTEN),
         (resource.RLIMIT_CPU, sandbox.CPU),
         (resource.RLIMIT_CORE, 0),
@@ -62,43 +65,41 @@ def enter(first: int | None, gpus: bool = False) -> None:
         (resource.RLIMIT_NPROC, sandbox.PROCESSES),
     ):
         _, hard = resource.getrlimit(what)
-        if hard != resource.RLIM_INFINITY:
-            most = hard if most == resource.RLIM_INFINITY else min(most, hard)
+        most = min((limit for limit in (most, hard) if limit != resource.RLIM_INFINITY), default=most)
         resource.setrlimit(what, (most, most))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an error that can be caught
 
 
-def for_cuda() -> bool:
-    """Whether this process has loaded a torch for CUDA."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.version.cuda is not None
-
-
-def shut_in(places: Sequence[str], namespaces: bool, landlock: bool, gpus: bool) -> None:
-    """In a rank: from now on these are the folders and files that it writes to, and every way back is closed.
-
-    `namespaces`: there is a sandbox of bubblewrap's. `landlock`: there is none, and Landlock is to do what it can.
-    """
+def shut_in(places: Sequence[str], number: int, walls: str, gpus: bool) -> None:
+    """In rank `number`: from now on these are the folders and files that it writes to, and every way back is closed."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if namespaces:
+    wrapped = walls == sandbox.BUBBLEWRAP
+    if wrapped:
         see_alone(libc, places, gpus)
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    if walls == sandbox.USERS:
+        become_a_user(sandbox.A_USER + number)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     succeed(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-    if landlock:
-        confine(places)
-    elif namespaces and not gpus:
-        keep_to_itself()
-    forbid_calls(services=namespaces)
+    if wrapped and not gpus:
+        keep_to_itself(libc)
+    forbid_calls(services=wrapped)
 
 
-def try_out(shut_in: Callable[[Sequence[str]], None]) -> None:
+def become_a_user(user: int) -> None:
+    """Permanently. What it makes in a shared folder is anybody's."""
+    os.umask(0)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def try_out(shut_in: Callable[[Sequence[str], int], None]) -> None:
     """Raise OSError if a rank could not be shut in here: that is the machine's failure, and no rank's."""
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         with suppress(BaseException):
-            shut_in([])
+            shut_in([], 0)
             os._exit(0)
         os._exit(1)
     if os.waitpid(child, 0)[1]:
@@ -115,7 +116,7 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
     succeed(libc.unshare(CLONE_NEWNS), "unshare mounts")
     mount("none", "/", RECURSIVE | PRIVATE)
     held = {place: os.open(place, os.O_PATH) for place in places}
-    needed = (str(lessons.COURSE), *python_folders())
+    needed = (str(lessons.COURSE), *sandbox.python_folders())
     hidden = {place: os.open(place, os.O_PATH) for place in needed if place.startswith(("/tmp/", "/dev/shm/"))}
     mount("none", "/runs", NOSUID | NODEV, "tmpfs", "size=64k,mode=755")
     for place, number in held.items():
@@ -138,6 +139,17 @@ def see_alone(libc: ctypes.CDLL, places: Sequence[str], gpus: bool) -> None:
         # dumpable, and what it starts belongs to its namespace of users.
         mount("proc", "/proc", READ_ONLY | NOSUID | NODEV | NOEXEC, "proc", "hidepid=ptraceable")
         succeed(libc.unshare(CLONE_NEWUSER), "unshare users")
+
+
+def keep_to_itself(libc: ctypes.CDLL) -> None:
+    """From now on this process and its children signal, and meet at sockets without a path, only one another: by
+    Landlock, https://docs.kernel.org/userspace-api/landlock.html, where the system has its version 6.
+    """
+    rules = (ctypes.c_uint64 * 3)(0, 0, LANDLOCK_SCOPES)
+    ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
+    if ruleset >= 0:  # an older system does not know these
+        succeed(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0), "Landlock")
+        os.close(ruleset)
 
 
 def succeed(answer: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Walls around a stranger's code: bubblewrap's, or, on request, Landlock's or limits alone.
+"""Walls around a stranger's code: bubblewrap's, or, on request, those between users, or limits alone.
 
 A fork-server takes seconds to load torch; a fork of it does not. So a loaded server, which has never seen a submission,
 forks another server for each submission, and that one enters the namespaces of a sandbox made by bubblewrap: its own
@@ -13,7 +13,6 @@ What each rank then shuts itself off from, the other ranks among it, is in `insi
 The judge's drawn numbers, the references, other submissions and the gradebook stay outside.
 """
 
-import dataclasses
 import itertools
 import json
 import os
@@ -23,22 +22,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from grader.engine.lesson import lessons
-from grader.engine.walls.landlock import DEVICES, SYSTEM, landlock_version, python_folders
 from grader.engine.walls.seccomp import filter_of
 
 GIB = 1 << 30
-MEMORY = 4 * GIB  # bytes of address space of one process; torch alone takes three quarters of a GiB
-LIBRARIES = 3 * GIB  # added if torch is built for CUDA: its libraries take this much before any code runs
+MEMORY = 3 * GIB  # bytes of addresses of one process, beside those that it has at its start
 WRITTEN = GIB // 16  # bytes of one file
 CPU = 180  # seconds of CPU of one process
 PROCESSES = 2000  # of one user, including threads; without effect for root, whom the judge's own count stops
 DESCRIPTORS = 1024
-TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission; the judge counts
-GPU_MEMORY = 8 * GIB  # added if the ranks are on GPUs: CUDA and NCCL take host memory on each
+TOTAL_MEMORY = 6 * GIB  # resident, of all processes of a submission, as added up by the judge
+GPU_MEMORY = 14 * GIB  # the same, if ranks are on GPUs: CUDA and NCCL take host memory on each
 TOTAL_PROCESSES = 200
 TOTAL_THREADS = 2000  # threads of all processes; 8 ranks of a right answer, with groups for three axes, had 1091
 TOTAL_FILES = 10_000  # in /runs, and in each rank's /tmp and /dev/shm
@@ -48,72 +45,54 @@ A_RANKS = GIB // 16  # bytes of its /tmp, and of its /dev/shm
 MOST_RANKS = 8  # of a check
 TOTAL_SOCKETS = MOST_RANKS * DESCRIPTORS  # each holds memory that belongs to no process
 
+SETTINGS = "ld.so.cache ld.so.conf alternatives localtime passwd".split()  # passwd: Python asks for the user's name
+SYSTEM = ["/bin", "/sbin", "/lib", "/lib64", "/usr", *(f"/etc/{name}" for name in SETTINGS)]  # to read
+DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+A_USER = 60_000  # rank 0's, behind walls between users: not among those that Debian gives to people or services
+
+GUARDS = {
+    "bubblewrap": "sees the course without solutions, read-only, and folders of its own in memory, of limited size; "
+    "has its own processes, a network of its own, and no capability",
+    "users": "each rank is a user of its own. OPEN: it reads what every user may read, fills the disk and /tmp, "
+    "where ranks find each other's files, and reaches the network and other submissions' ports",
+    "off": "OPEN: it may do all that you may do",
+}
+BUBBLEWRAP, USERS, OFF = GUARDS
+LIMITS = (
+    f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process, "
+    f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
+)
+# CUDA reserves addresses for all memory of all GPUs and of the host, so a limit on them would end every rank.
+ON_GPUS = f"; on GPUs no limit of addresses, none of the GPUs' own memory, and {GPU_MEMORY // GIB} GiB in all"
+
 
 class NoSandbox(RuntimeError):
     """The requested walls are not available; the message says why."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Guards:
-    """The guards between a submission and the machine."""
-
-    files: str
-    processes: str
-    network: str
-    limits: str
-
-    def __str__(self) -> str:
-        return "; ".join(f"{name}: {value}" for name, value in vars(self).items())
+def guards(walls: str, gpus: bool = False) -> str:
+    """What is between a submission and the machine, and what is not."""
+    return f"{walls}: {GUARDS[walls]}; limits: {LIMITS}{ON_GPUS if gpus else ''}"
 
 
-LIMITS = (
-    f"{MEMORY // GIB} GiB of addresses, {CPU} s of CPU and files of {WRITTEN >> 20} MiB a process; "
-    f"{TOTAL_MEMORY // GIB} GiB and {TOTAL_PROCESSES} processes in all"
-)
-# CUDA reserves addresses for all memory of all GPUs and of the host, so a limit on them would end every rank.
-ON_GPUS = f"; on GPUs no limit of addresses, none of the GPUs' own memory, and {GPU_MEMORY // GIB} GiB more in all"
-BUBBLEWRAP = Guards(
-    "bubblewrap: the course without solutions, read-only; folders of its own in memory, of limited size",
-    "its own namespace, no capability",
-    "loopback of its own",
-    LIMITS,
-)
-LANDLOCK = Guards(
-    "Landlock: reads Python, /usr and the course's library; writes its own folder. OPEN: size, your files' permissions",
-    "no signal to the outside",
-    "OPEN: nothing keeps it from the network, nor from another submission's ports",
-    LIMITS,
-)
-NONE = Guards(
-    "OPEN: all that you may read and write",
-    "OPEN: it may signal your processes",
-    "OPEN: nothing keeps it from the network",
-    LIMITS,
-)
-
-
-BY_NAME = {"bubblewrap": BUBBLEWRAP, "landlock": LANDLOCK, "off": NONE}
-
-
-def lacking(guards: Guards) -> str:
+def lacking(walls: str) -> str:
     """Why these walls are not available on this machine (tried, not guessed); "" if they are."""
+    command, other = ["true"], {}
+    if walls == BUBBLEWRAP:
+        command = ["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"]
+    elif walls == USERS:
+        if os.geteuid() != 0:
+            return "only root has other users, as in a container"
+        needs = "import os, sys, grader, torch; os.stat(sys.argv[1])"  # that is, to get through the folder of runs
+        command = ["env", sys.executable, "-c", needs, os.path.join(tempfile.gettempdir(), ".")]
+        other = {"user": A_USER, "group": A_USER, "extra_groups": []}
     try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False, cwd=lessons.COURSE, **other)
         filter_of(services=True)
     except OSError as problem:
-        return f"{problem} (apt-get install libseccomp2)"
-    if guards is BUBBLEWRAP:
-        if not shutil.which("bwrap"):
-            return "bubblewrap is not installed (apt-get install bubblewrap)"
-        tried = subprocess.run(
-            ["bwrap", *NAMESPACES, "--ro-bind", "/", "/", "true"], capture_output=True, text=True, check=False
-        )
-        return f"it does not start here: {tried.stderr.strip()[:200]}" if tried.returncode else ""
-    if guards is LANDLOCK and landlock_version() < 6:
-        return "this system has no Landlock of version 6, as Linux 6.12 and later have"
-    return ""
-
-
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
+        return f"{problem} (apt-get install bubblewrap libseccomp2)"
+    return f"it does not start here: {tried.stderr.strip()[-200:]}" if tried.returncode else ""
 
 
 class Sandbox:
@@ -122,36 +101,29 @@ class Sandbox:
     Attributes:
         folder: where its runs lie, as the ranks see it.
         seen: the same, as the judge sees it.
-        guards: its walls.
+        walls: bubblewrap, users or off.
         first: the process id of the first process inside; None without bubblewrap.
         memory: the most bytes that all processes may hold together.
         gpus: whether the GPUs can be reached.
     """
 
-    def __init__(self, guards: Guards, course: Path, lesson: str = "", gpus: bool = False) -> None:
+    def __init__(self, walls: str, course: Path, lesson: str = "", gpus: bool = False) -> None:
         """`course`: the course that is visible inside, without solutions and checks, and without the library's answers
         to `lesson` and later lessons.
         """
-        self.gpus = gpus
-        self.memory = TOTAL_MEMORY + (GPU_MEMORY if gpus else 0)
-        self.guards = dataclasses.replace(guards, limits=guards.limits + (ON_GPUS if gpus else ""))
+        self.walls, self.gpus = walls, gpus
+        self.memory = GPU_MEMORY if gpus else TOTAL_MEMORY
         self.process: subprocess.Popen | None = None
         self.first: int | None = None
-        self.folder: Path | None = None
-        self.door = -1  # to /runs
-        try:
-            if guards is BUBBLEWRAP:
-                self._wrap(course, lesson)
-                self.folder = Path("/runs")
-                # Opened before a stranger's code runs: whatever replaces it later, this stays the real folder.
-                self.door = os.open(f"/proc/{self.first}/root/runs", os.O_RDONLY | os.O_DIRECTORY)
-                self.seen = descriptor(self.door)
-            else:
-                self.folder = self.seen = Path(tempfile.mkdtemp(prefix="wb-inside-"))
-        except BaseException:
-            self.end()
-            self.remove()
-            raise
+        self.doors = ExitStack()
+        if walls == BUBBLEWRAP:
+            self._wrap(course, lesson)
+            self.folder = Path("/runs")
+            # Opened before a stranger's code runs: whatever replaces it later, this stays the real folder.
+            self.seen = self.doors.enter_context(held(Path(f"/proc/{self.first}/root/runs")))
+        else:
+            self.folder = self.seen = Path(tempfile.mkdtemp(prefix="wb-inside-"))
+            self.folder.chmod(0o711)  # other users may pass through, and see no names
 
     def _wrap(self, course: Path, lesson: str) -> None:
         heard, told = os.pipe()
@@ -165,7 +137,7 @@ class Sandbox:
             command += ["--ro-bind", "/sys", "/sys"]
             for device in sorted(map(str, Path("/dev").glob("nvidia*"))):
                 command += ["--dev-bind", device, device]
-        for top in (*SYSTEM, "/sbin", "/etc/ld.so.conf", "/etc/passwd"):
+        for top in SYSTEM:
             command += (
                 ["--symlink", os.readlink(top), top]
                 if os.path.islink(top) and top != "/etc/localtime"
@@ -195,39 +167,41 @@ class Sandbox:
             raise NoSandbox(f"bubblewrap: {self.process.communicate()[1].decode(errors='replace').strip()}")
         self.first = json.loads(said)["child-pid"]
 
+    def give(self, run: Path) -> None:
+        """Between users: before any rank runs, a rank's folder becomes its own, and what ranks share everybody's."""
+        for path in (run, *run.rglob("*")) if self.walls == USERS else ():
+            name = next((part for part in path.relative_to(run).parts if part != "second"), "")
+            if name.isdigit():
+                os.chown(path, A_USER + int(name), -1)
+            else:
+                path.chmod(0o777 if name else 0o711)
+
+    def _network(self, table: str, line: str, field: int) -> int | None:
+        """A number that the kernel tells of the sandbox's own network. None without one, or after it has ended."""
+        with suppress(OSError), open(f"/proc/{self.first}/net/{table}") as lines:
+            return next(int(known.split()[field]) for known in lines if known.split()[0] == line)
+        return None
+
     def wire(self) -> int | None:
-        """The bytes sent so far over the sandbox's own network, as counted by the kernel. None without a network of its
-        own, or after it has ended.
-        """
-        if self.first is None:
-            return None
-        try:
-            with open(f"/proc/{self.first}/net/dev") as table:
-                loopback = next(line for line in table if line.strip().startswith("lo:"))
-        except OSError:
-            return None
-        return int(loopback.split(":")[1].split()[8])
+        """The bytes sent so far over the sandbox's own network; None without one, or after it has ended."""
+        return self._network("dev", "lo:", 9)
 
     def sockets(self) -> int:
-        """The number of sockets in the sandbox's own network, as counted by the kernel. 0 without such a network."""
-        if self.first is not None:
-            with suppress(OSError), open(f"/proc/{self.first}/net/sockstat") as table:
-                return int(table.readline().split()[2])  # sockets: used 12
-        return 0
+        """The number of sockets in the sandbox's own network; 0 without one."""
+        return self._network("sockstat", "sockets:", 2) or 0
 
     def end(self) -> None:
         """End the namespace's first process, and with it all others."""
         if self.process:
-            with suppress(ProcessLookupError, TypeError):
+            with suppress(ProcessLookupError):
                 os.kill(self.first, signal.SIGKILL)
             self.process.kill()
             self.process.communicate()
 
     def remove(self) -> None:
         """Called when nothing is left inside."""
-        if self.door >= 0:
-            os.close(self.door)  # after that, nothing of /runs is left
-        elif self.folder:
+        self.doors.close()  # after that, nothing of /runs is left
+        if self.walls != BUBBLEWRAP:
             remove(self.folder)
 
 
@@ -245,37 +219,35 @@ def plain_files(folder: Path) -> list[Path]:
     return found
 
 
-def descriptor(number: int) -> Path:
-    """A path to a folder that we hold open, valid for this process and its children."""
-    return Path(f"/proc/{os.getpid()}/fd/{number}")
-
-
 @contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """A path that keeps leading to this folder, whatever a stranger's code moves or links to its place (on Linux)."""
+    """A path that keeps leading to this folder, whatever a stranger's code moves or links to its place (on Linux). It
+    is valid for this process and its children.
+    """
     if sys.platform != "linux":
         yield folder
         return
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield descriptor(number)
+        yield Path(f"/proc/{os.getpid()}/fd/{number}")
     finally:
         os.close(number)
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder that a stranger's code wrote in: by now it may be too deep for Python, closed to its owner, or a
-    link.
+    """Delete a folder, if it is there, that a stranger's code wrote in: by now it may be too deep for Python, closed to
+    its owner, or a link.
     """
-    if not os.path.lexists(folder):  # it was inside a sandbox that is gone
-        return
-    try:
+    with suppress(OSError, RecursionError):
         shutil.rmtree(folder)
-    except (OSError, RecursionError):
+    if os.path.lexists(folder):
         command = '[ -L "$1" ] || chmod -R u+rwx "$1"; rm -rf "$1"'
         subprocess.run(["sh", "-c", command, "sh", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
-def guards_of(fields: dict) -> Guards:
-    """The guards with these fields."""
-    return next(guards for guards in BY_NAME.values() if vars(guards) == fields)
+def python_folders() -> list[str]:
+    """The folders of this Python and its packages, except /usr and the course's own files."""
+    named = {sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix), *filter(os.path.isdir, sys.path)}
+    places = {Path(name).absolute() for name in named | {os.path.dirname(os.path.realpath(sys.executable))}}
+    places -= {place for place in places if place.is_relative_to(lessons.COURSE) and str(place) != sys.prefix}
+    return sorted(str(place) for place in places if not {Path("/usr"), *places} & {*place.parents})
