@@ -203,7 +203,7 @@ POSTS = [
     post("numbers through a name", "of rank 0's own process, in /proc", OWN_NAME),
     post("numbers through a socket without a path", "an abstract one", ABSTRACT, "Landlock's scope"),
     post("numbers through datagrams", "between abstract sockets", DATAGRAM, "Landlock's scope"),
-    post("numbers through signals", "rank 0 signals all processes", SIGNALS, "Landlock's scope", users=True),
+    post("numbers through signals", "rank 0 signals all processes", SIGNALS, "Landlock's scope; another user", users=True),
     post("numbers beside the store", "in its folder", in_folder("observe.Reporter.mine.folder"),
          "its folder is read-only", users=True),
     post("numbers through the store", "by a key of its own", STORE, "a rank that receives nothing can know nothing", "receives nothing", flagged=True),

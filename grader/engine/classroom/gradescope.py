@@ -27,7 +27,7 @@ root=${AUTOGRADER_ROOT:-/autograder}
 class=$(mktemp -d)
 trap 'rm -rf "$class"' EXIT
 mkdir -p "$class/submissions" "$root/results"
-chmod 700 "$root/results" # root's alone, whoever the ranks are
+chmod 700 "$root/results" # for root alone: ranks run as other users
 cp -rP "$root/submission" "$class/submissions/submission"
 walls=bubblewrap
 bwrap --unshare-user --unshare-pid --unshare-net --ro-bind / / true 2>/dev/null || walls=users

@@ -35,7 +35,7 @@ class Connection:
 
     Args:
         outside: the connection to the server from which this one is forked; then it and its ranks live in a sandbox.
-        walls: those of that sandbox: bubblewrap, users or off.
+        walls: what surrounds that sandbox: bubblewrap, users or off.
         course: the course that is visible inside.
         packages: loaded by both servers in addition to what all lessons need.
         lesson: answers of this lesson and later ones are not visible in the sandbox.

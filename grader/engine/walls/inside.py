@@ -88,7 +88,7 @@ def shut_in(places: Sequence[str], number: int, walls: str, gpus: bool) -> None:
 
 
 def become_a_user(user: int) -> None:
-    """Permanently. What it makes in a shared folder is anybody's."""
+    """Permanently. Every user may write to what this one makes in a shared folder."""
     os.umask(0)
     os.setgroups([])
     os.setresgid(user, user, user)

@@ -168,7 +168,7 @@ class Sandbox:
         self.first = json.loads(said)["child-pid"]
 
     def give(self, run: Path) -> None:
-        """Between users: before any rank runs, a rank's folder becomes its own, and what ranks share everybody's."""
+        """Between users, before any rank runs: each folder of one rank belongs to its user, and all may write to the rest."""
         for path in (run, *run.rglob("*")) if self.walls == USERS else ():
             name = next((part for part in path.relative_to(run).parts if part != "second"), "")
             if name.isdigit():
@@ -177,7 +177,7 @@ class Sandbox:
                 path.chmod(0o777 if name else 0o711)
 
     def _network(self, table: str, line: str, field: int) -> int | None:
-        """A number that the kernel tells of the sandbox's own network. None without one, or after it has ended."""
+        """A number that the kernel reports about the sandbox's network. None without one, or after it has ended."""
         with suppress(OSError), open(f"/proc/{self.first}/net/{table}") as lines:
             return next(int(known.split()[field]) for known in lines if known.split()[0] == line)
         return None
