@@ -168,7 +168,7 @@ class Sandbox:
         self.first = json.loads(said)["child-pid"]
 
     def give(self, run: Path) -> None:
-        """Between users, before any rank runs: each folder of one rank belongs to its user, and all may write to the rest."""
+        """Between users, before any rank runs: a rank's folder becomes its user's, and all may write to the rest."""
         for path in (run, *run.rglob("*")) if self.walls == USERS else ():
             name = next((part for part in path.relative_to(run).parts if part != "second"), "")
             if name.isdigit():
