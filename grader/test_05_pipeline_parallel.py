@@ -139,11 +139,11 @@ def cuts_of(blocks):
 BLOCKS = (3, 4, 11)  # of eleven, the last one, "10", sorts as text before "2"
 
 
-def stages_on_rank(code, rank, world):
+def stages_on_rank(code, rank, world, models):
     """Each stage of each cut: its names, values, bytes; and the output of the stages in a row."""
     seen = []
     x = torch.randint(23, (2, 4), generator=torch.Generator().manual_seed(1))
-    for blocks in BLOCKS:
+    for blocks in models:
         for cut in cuts_of(blocks):
             whole = tiny_model(blocks, dropout=0.2)
             expected = whole.eval()(x)
@@ -259,7 +259,7 @@ def check_cuts(student, draw):
         ([1.125, 1.0, 1.375], 2),  # rounded, the two cuts cost the same
         ([1.375, 1.0, 1.125], 2),
     ]
-    costs += [drawn_costs(draw, stages) for stages in (2, 2, 3, 3, 4)]
+    costs = student.several(costs + [drawn_costs(draw, stages) for stages in (2, 2, 3, 3, 4)], 5)
     grid = list(itertools.product(range(1, 7), repeat=2))
     (seen,) = student.call(cuts_on_rank, world=1, group=False, costs=costs, grid=grid).evidence
     for (mine, stages), found in zip(costs, seen["cuts"], strict=True):
@@ -291,8 +291,9 @@ def check_one_cut(mine, stages, found):
 
 
 def check_stages(student):
-    (seen,) = student.call(stages_on_rank, world=1, group=False).evidence
-    cuts = [(blocks, cut) for blocks in BLOCKS for cut in cuts_of(blocks)]
+    models = student.several(BLOCKS)
+    (seen,) = student.call(stages_on_rank, world=1, group=False, models=models).evidence
+    cuts = [(blocks, cut) for blocks in models for cut in cuts_of(blocks)]
     for (blocks, cut), found in zip(cuts, seen, strict=True):
         for pieces, state, held in zip(cut, found["state"], found["bytes"], strict=True):
             check_stage(blocks, pieces, state, held)

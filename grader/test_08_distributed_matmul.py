@@ -411,7 +411,7 @@ def test_todo2_one_axis(student):
         added_up = ranks == 1 or not near(held[0] @ held[1], matrices[0] @ matrices[1])
         student.premise(added_up, "a product of parts that are not added up")
     check_answers(student, answers, wrong="is not what will happen", hints=HINTS)
-    todo = Private()
+    plans, todo = student.several(plans, 3), Private()
     for rank in range(8):
         mine = []
         for ranks, dtype, (x, w, dy) in plans:

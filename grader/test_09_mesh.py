@@ -291,11 +291,13 @@ def test_todo2_mesh(student):
     traffic = {"pp": 1.0, "dp": 20.0, "shard": 50.0, "cp": 90.0, "tp": 300.0}
     # No model sends so; but here, too, the axis that sends most is closest.
     odd = {"pp": 300.0, "dp": 90.0, "shard": 50.0, "cp": 20.0, "tp": 1.0}
-    for world, boxes in (
-        # With axes of one rank several orders are equally good.
-        (5, [{"pp": 5, "tp": 1}, {"dp": 5, "shard": 1, "tp": 1}]),
-        (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 8, "tp": 1, "pp": 1}, *meshes(draw, 8, ("pp", "shard", "cp"))]),
-        (6, meshes(draw, 6, ("pp", "dp", "tp"))),
+    for world, boxes in student.several(
+        (
+            # With axes of one rank several orders are equally good.
+            (5, [{"pp": 5, "tp": 1}, {"dp": 5, "shard": 1, "tp": 1}]),
+            (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 8, "tp": 1, "pp": 1}, *meshes(draw, 8, ("pp", "shard", "cp"))]),
+            (6, meshes(draw, 6, ("pp", "dp", "tp"))),
+        )
     ):
         wanted, given = [], []
         for sizes in boxes:
@@ -414,13 +416,13 @@ def words_of(case):
 )
 def test_todo3_samples(student):
     draw = student.draw("samples")
-    for world, boxes in (
+    for world, boxes in student.several((
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "shard": 2, "tp": 2}, {"shard": 4, "cp": 2}, {"cp": 4, "tp": 2},
              {"pp": 2, "dp": 1, "shard": 2, "cp": 2, "tp": 1}, {"dp": 8}]),
         (6, meshes(draw, 6, AXES, beside=("dp", "shard"))),
         (5, [{"dp": 5}]),
         (1, [{"pp": 1, "dp": 1, "tp": 1}]),
-    ):  # fmt: skip
+    ), 2):  # fmt: skip
         todo = []
         for sizes in boxes:
             parts = sizes.get("cp", 1)
@@ -921,13 +923,13 @@ def pieces_of(case, place):
 )
 def test_todo5_norm(student):
     draw = student.draw("norm")
-    for world, boxes in (
+    for world, boxes in student.several((
         (3, [{"pp": 1, "dp": 3, "tp": 1}, {"pp": 1, "tp": 3}, {"pp": 3, "tp": 1}, {"pp": 1, "cp": 3, "tp": 1}]),
         (8, [{"pp": 2, "dp": 2, "tp": 2}, {"pp": 4, "tp": 2}, {"pp": 2, "tp": 4},
              {"pp": 1, "shard": 2, "cp": 2, "tp": 2}]),
         (6, [{"pp": 3, "dp": 2, "tp": 1}]),
         (1, [{"pp": 1, "tp": 1}]),
-    ):  # fmt: skip
+    ), 2):  # fmt: skip
         todo = []
         for sizes in boxes:
             tensors, turn = [], draw.randrange(1, 4)  # the facts say what a parameter is, its name says something else

@@ -1144,7 +1144,7 @@ def test_todo9_background(student):
         silent = "A thread that fails stops no rank. Which of its calls says so, and is it made on each rank?"
         named = "The name step-… promises a whole checkpoint. What must be known before it is given?"
         check_failures("finish()", "result()", seen, rank, silent, named)
-    for world in (1, 2):
+    for world in student.several((1, 2)):
         ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
         told = f"begin_save() and finish() on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
         with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
@@ -1188,6 +1188,7 @@ def begun(student, world):
 # ---------------------------------------------------------------------------------------------------
 # TODOs 10 and 11: the batch file
 
+BATCH_FILE = "a batch file is a process of its own, which keeps nothing"
 JOB, NEXT = "12320769", "12320999"  # the job's number, and the number of a job that it submits
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -1209,6 +1210,7 @@ def last_words(seen):
 @todo(
     10,
     minutes=20,
+    once=BATCH_FILE,
     further=True,
     why=(
         "At its limit a job is killed, and all training since the last checkpoint is lost. A minute's warning is"
@@ -1338,6 +1340,7 @@ def seconds_of(duration):
 
 @todo(
     11,
+    once=BATCH_FILE,
     minutes=15,
     further=True,
     needs=(10,),

@@ -203,7 +203,7 @@ def mesh_on_rank(code, rank, world, tps):
 
 
 def check_mesh(student):
-    for world, tps in ((4, (1, 2, 4)), (6, (2, 3))):
+    for world, tps in student.several(((4, (1, 2, 4)), (6, (2, 3)))):
         for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, tps=tps).evidence):
             expect("type" not in meshes[0], "make_mesh returns no mesh", "a DeviceMesh", meshes[0].get("type"), rank)
             for tp, mesh in zip(tps, meshes, strict=True):
@@ -286,7 +286,7 @@ def check_samplers(student):
     draw = student.draw("samplers")
     sizes = (draw.choice((35, 37, 41)), draw.choice((11, 13)), draw.choice((7, 13)))
     seed = draw.randrange(100)
-    for rows, tp in (grid for grid in rectangles(draw, most=6) if grid[1] > 1):  # without --tp, rows are ranks
+    for rows, tp in student.several(grid for grid in rectangles(draw, most=6) if grid[1] > 1):  # 1: rows are ranks
         batch, told = 4 * rows, f"on {rows} × {tp} ranks"
         ranks = student.call(samplers_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=seed).evidence
         for rank, mine in enumerate(ranks):
@@ -498,11 +498,11 @@ def block_on_rank(code, rank, world, sizes, cut):
     ),
 )
 def test_todo3_block(student):
-    rights = {}
-    for world in (2, 3):
+    rights, trials = {}, student.several(((2, False), (3, True)))
+    for world, _ in trials:
         rights[world] = student.reference(serial_block, sizes=drawn_sizes(student, world, "block", words=WORDS))
         must_have_gradients(student, rights[world]["grads"])
-    for world, cut in ((2, False), (3, True)):
+    for world, cut in trials:
         sizes = drawn_sizes(student, world, "block", words=WORDS)
         run = student.call(block_on_rank, world=world, sizes=sizes, cut=cut)
         ranks, right = run.evidence, rights[world]

@@ -158,7 +158,7 @@ def todo(
 
     `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from reading the task to the
     verdict. `further`: the lesson's main thread does not need it. `in_place`: names of arguments that the student's
-    functions may change. `once`: why this check cannot be called twice in one process.
+    functions may change. `once`: why the check is not called a second time in one process.
     """
 
     def mark(check: Callable) -> Callable:
