@@ -126,7 +126,7 @@ def stops(seen):
 
 
 def in_one_run(student, jobs):
-    """Do jobs, those on the most ranks first; in the second pass a third of each function's.
+    """Do jobs, those on the most ranks first; in the second pass one of each function's.
 
     Args:
         jobs: (ranks, function on a rank, its inputs, what the judge wants to know of it).
@@ -138,7 +138,7 @@ def in_one_run(student, jobs):
     most, jobs_of = max(ranks for ranks, *_ in jobs), {}
     for job in jobs:
         jobs_of.setdefault(job[1], []).append(job)
-    chosen = [student.several(alike, math.ceil(len(alike) / 3)) for alike in jobs_of.values()]
+    chosen = [student.several(alike) for alike in jobs_of.values()]
     jobs = sorted(chain.from_iterable(chosen), key=lambda job: -job[0])
     told = [(ranks, function.__name__, inputs) for ranks, function, inputs, _ in jobs]
     with hinted(PARTED, "hang", "mismatch"):

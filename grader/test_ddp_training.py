@@ -252,7 +252,7 @@ def test_todo3_device(student):
     for rank, seen in enumerate(set_up(student, 3)[0].evidence):
         expect(seen["device"] == "cpu", "without GPUs the device is not the CPU", "cpu", seen["device"], rank)
     drawn = [(nodes, gpus, gpus) for nodes, gpus in layouts(student.draw("layouts"))]
-    for nodes, a_node, gpus in [*drawn, (2, 2, 3)]:  # in the last, a node has more GPUs than ranks
+    for nodes, a_node, gpus in student.several([*drawn, (2, 2, 3)], but=drawn):  # the last has more GPUs than ranks
         ranks = set_up(student, nodes * a_node, nodes=nodes, gpus=gpus)[0].evidence
         layout = f"{nodes} × {gpus} (nodes × GPUs)" + f", {a_node} ranks on each node" * (a_node < gpus)
         for rank, seen in enumerate(ranks):
