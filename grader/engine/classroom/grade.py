@@ -281,10 +281,11 @@ def talk(
 
 def try_walls(walls: str, backend: str) -> None:
     """Raises NoSandbox if these walls are not available here."""
-    problem = sandbox.lacking(walls)
-    if walls == sandbox.USERS and backend == "nccl":
-        problem = "NCCL lets no other user into its memory; on GPUs there are bubblewrap and off"
     if walls == sandbox.USERS and lessons.has_solutions():
-        problem = "every user may read the solutions that are here; grade with what ./workbook release writes"
+        problem = "every user may read the solutions in this copy; grade with a release, made by ./workbook release"
+    elif walls == sandbox.USERS and backend == "nccl":
+        problem = "NCCL's shared memory is closed to other users; on GPUs there are bubblewrap and off"
+    else:
+        problem = sandbox.lacking(walls)
     if problem:
         raise sandbox.NoSandbox(f"--sandbox {walls}: {problem}")

@@ -14,7 +14,6 @@ from grader.engine.classroom import records
 from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
-from grader.engine.walls import sandbox
 from utils.report.frame import template
 
 # Both pages: marks in colours.
@@ -147,7 +146,7 @@ def class_page(graded: list[dict], room: records.Class) -> str:
     return CLASS.render(
         shown=records.shown,
         records=graded,
-        guards=sandbox.guards(room.walls, room.backend == "nccl"),
+        guards=room.guards,
         backend=room.backend,
         todos=todos,
         rows=rows,

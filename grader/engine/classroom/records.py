@@ -15,6 +15,7 @@ import re
 import unicodedata
 from pathlib import Path
 
+from grader.engine.walls import sandbox
 from grader.engine.walls.plain import cleaned, plain_text
 from utils.whole import written_whole
 
@@ -37,6 +38,11 @@ class Class:
     minutes: float
     course: Path  # without solutions
     backend: str = "gloo"  # or nccl
+
+    @property
+    def guards(self) -> str:
+        """What is between a submission and the machine, and what is not."""
+        return sandbox.guards(self.walls, self.backend == "nccl")
 
     def record(self, student: str) -> Path:
         return self.out / "records" / f"{file_name(student)}.json"

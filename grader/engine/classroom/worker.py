@@ -37,7 +37,6 @@ from grader.engine.lesson import lessons, parsing
 from grader.engine.lesson.files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
-from grader.engine.walls import sandbox
 
 MEMORY = 3 << 30  # bytes for the worker itself; torch and a large class's serial runs take a third of it
 
@@ -57,7 +56,7 @@ def grade_one(
         "student": student,
         "submission": path.name,
         "course": {stem: course_digest(stem) for stem in room.stems},
-        "guards": sandbox.guards(room.walls),
+        "guards": room.guards,
         "backend": room.backend,
         "graded": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "state": GRADED,
@@ -125,8 +124,6 @@ def judge_lesson(
         record["drawn_again"] |= {f"{stem}/{number}": times for number, times in sorted(judge.draws.items())}
         for suspicion in judge.student.suspicions if judge.student else ():
             record["flags"].append({"lesson": stem, "reason": suspicion})
-        if inside.server.sandbox:
-            record["guards"] = sandbox.guards(room.walls, inside.server.sandbox.gpus)
 
 
 def seed(room: Class, record: dict) -> str:

@@ -178,7 +178,7 @@ def grade(
     from grader.engine.commands import progress
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.ranks import backends
-    from grader.engine.walls import sandbox
+    from grader.engine.walls.sandbox import NoSandbox
 
     if not (found := students(submissions)):
         fail(f"{submissions}: there is no submission in it: no folder and no archive")
@@ -189,10 +189,9 @@ def grade(
         if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():
             seed = seed_for_a_class(stems)
         room = grading.open_class(out, stems, seed, walls, minutes, backend)
-    except (ValueError, sandbox.NoSandbox, ReleaseError) as problem:
+    except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
-    guards = sandbox.guards(walls, backend == "nccl")
-    say(f"[{'red' if 'OPEN' in guards else 'dim'}]{escape(guards)}[/]")
+    say(f"[{'red' if 'OPEN' in room.guards else 'dim'}]{escape(room.guards)}[/]")
     say(f"[dim]a submission takes at most {records.longest(minutes) / 60:g} minutes[/]")
     if backend != "gloo":
         say(f"[dim]backend: {backend}[/]")

@@ -97,7 +97,7 @@ class Runner:
         inner = inside.folder / folder.name if inside else folder
         try:
             job.make_folders(folder)
-            if inside:
+            if inside and inside.walls == sandbox.USERS:
                 inside.give(folder)
             try:
                 with sandbox.held(folder) as seen:

@@ -49,14 +49,15 @@ SETTINGS = "ld.so.cache ld.so.conf alternatives localtime passwd".split()  # pas
 SYSTEM = ["/bin", "/sbin", "/lib", "/lib64", "/usr", *(f"/etc/{name}" for name in SETTINGS)]  # to read
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
-A_USER = 60_000  # rank 0's, behind walls between users: not among those that Debian gives to people or services
+# Rank 0's, between users. Neither systemd nor Debian uses 65520 to 65533 (https://systemd.io/UIDS-GIDS/).
+A_USER = 65_520
 
 GUARDS = {
-    "bubblewrap": "sees the course without solutions, read-only, and folders of its own in memory, of limited size; "
-    "has its own processes, a network of its own, and no capability",
-    "users": "each rank is a user of its own. OPEN: it reads what every user may read, fills the disk and /tmp, "
-    "where ranks find each other's files, and reaches the network and other submissions' ports",
-    "off": "OPEN: it may do all that you may do",
+    "bubblewrap": "sees the course without solutions, read-only, and its own folders in memory, of limited size; "
+    "has its own processes and network, and no capabilities",
+    "users": "each rank runs as a user of its own. OPEN: it can read what every user may read, fill the disk and /tmp, "
+    "where ranks can find each other's files, and reach the network and other submissions' ports",
+    "off": "OPEN: it can do whatever you can do",
 }
 BUBBLEWRAP, USERS, OFF = GUARDS
 LIMITS = (
@@ -169,7 +170,7 @@ class Sandbox:
 
     def give(self, run: Path) -> None:
         """Between users, before any rank runs: a rank's folder becomes its user's, and all may write to the rest."""
-        for path in (run, *run.rglob("*")) if self.walls == USERS else ():
+        for path in (run, *run.rglob("*")):
             name = next((part for part in path.relative_to(run).parts if part != "second"), "")
             if name.isdigit():
                 os.chown(path, A_USER + int(name), -1)
