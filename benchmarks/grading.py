@@ -2,12 +2,12 @@
 
     python benchmarks/grading.py                 a class of 6, on one worker and on two
     python benchmarks/grading.py --students 8 --nbgrader 2
+    python benchmarks/grading.py --scripts       all scripts with their batch files; nbgrader cannot grade them
 
-The class: solved, as given, half done, one wrong answer in each lesson (from grader/mutants/), and hostile
-(from tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
+The class: solved, as given, half done, one wrong answer in each lesson (from grader/mutants/), and, with the notebooks,
+hostile (from tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
 all else is right. nbgrader grades the first few of the same notebooks, one after the other, as it does. Its time is
-that of all its processes' CPU, and so is
-ours: both are given by the kernel.
+that of all its processes' CPU, and so is ours: both are given by the kernel.
 """
 
 import argparse
@@ -27,11 +27,10 @@ from typing import NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
 from grader.engine.classroom import records
-from grader.engine.judge import mutants
-from grader.engine.lesson import lessons, notebooks, regions
-from hostile.corpus import ATTACKS
+from grader.engine.judge import answers, mutants
+from grader.engine.lesson import lessons, notebooks
+from hostile.corpus import ATTACKS, LESSON
 
-NOTEBOOKS = [stem for stem in lessons.stems() if lessons.is_notebook(stem)]
 WORKBOOK = [sys.executable, "-P", "-m", "grader.engine.commands.cli"]
 
 
@@ -42,11 +41,11 @@ class Submission(NamedTuple):
     right: Callable[[dict], bool]
 
 
-def submissions(count: int) -> dict[str, Submission]:
+def submissions(count: int, stems: list[str]) -> dict[str, Submission]:
     """A class, by student."""
-    found = {}
+    found, kinds = {}, ["solved", "given", "half", "wrong", "wrong"] + ["hostile"] * (LESSON in stems)
     for number in range(count):
-        kind = ("solved", "given", "half", "wrong", "wrong", "hostile")[number % 6]
+        kind = kinds[number % len(kinds)]
         if kind == "hostile":
             attack = ATTACKS[11 * number % len(ATTACKS)]
             found[f"{number:02}-hostile"] = Submission(
@@ -55,19 +54,17 @@ def submissions(count: int) -> dict[str, Submission]:
             )
             continue
         texts, marks, none = {}, set(), set()  # the others need a wrong one first
-        for stem in NOTEBOOKS:
-            source, todos = lessons.source_path(stem).read_text("utf-8"), list(lessons.titles(stem))
+        for stem in stems:
+            todos = list(lessons.titles(stem))
             if kind == "wrong":
-                answers = importlib.import_module(f"grader.mutants.{stem}").WRONG
-                answer = answers[7 * number % len(answers)]
-                texts[stem], done, wrong = (
-                    next(iter(mutants.answered(stem, answer).values())),
-                    set(todos) - mutants.dependents(stem, answer.todo),
-                    {answer.todo},
-                )
+                known = importlib.import_module(f"grader.mutants.{stem}").WRONG
+                answer = known[7 * number % len(known)]
+                files, done = answers.answered(stem, answer), set(todos) - mutants.dependents(stem, answer.todo)
+                wrong = {answer.todo}
             else:
                 done = {"solved": todos, "given": [], "half": todos[: len(todos) // 2]}[kind]
-                texts[stem], wrong = regions.compose(source, done), set(todos) - set(done)
+                files, wrong = answers.solved(stem, done), set(todos) - set(done)
+            texts |= {path: as_handed_in(stem, path, text) for path, text in files.items()}
             marks |= {f"{stem}/{todo}" for todo in done}
             none |= {f"{stem}/{todo}" for todo in wrong}
         found[f"{number:02}-{kind}"] = Submission(
@@ -77,12 +74,20 @@ def submissions(count: int) -> dict[str, Submission]:
     return found
 
 
-def write(path: Path, texts: dict[str, str]) -> None:
-    (path / "notebooks").mkdir(parents=True)
-    for stem, text in texts.items():
-        (path / "notebooks" / f"{stem}.ipynb").write_text(
-            notebooks.to_json(notebooks.to_notebook(text, stem, released=False)), "utf-8"
-        )
+def as_handed_in(stem: str, path: Path, text: str) -> str:
+    """A source as a student hands it in: of a notebook's, the .ipynb."""
+    return notebooks.to_json(notebooks.to_notebook(text, stem, released=False)) if is_notebook(path) else text
+
+
+def is_notebook(path: Path) -> bool:
+    return path.parts[0] == "notebooks"
+
+
+def write(submission: Path, texts: dict[Path, str]) -> None:
+    for path, text in texts.items():
+        target = submission / (path.with_suffix(".ipynb") if is_notebook(path) else path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, "utf-8")
 
 
 def got(record: dict, marks: set[str], none: set[str]) -> bool:
@@ -110,10 +115,10 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def graded_here(root: Path, class_: dict[str, Submission], jobs: int) -> float:
+def graded_here(root: Path, class_: dict[str, Submission], stems: list[str], jobs: int) -> float:
     """The class by `grade --jobs`, with a line that tells how fast and how right; seconds of CPU a submission."""
     out = root / f"out-{jobs}"
-    options = ["--out", str(out), "--lessons", ",".join(NOTEBOOKS), "--jobs", str(jobs)]
+    options = ["--out", str(out), "--lessons", ",".join(stems), "--jobs", str(jobs)]
     wall, cpu = timed(
         [*WORKBOOK, "grade", str(root / "class"), *options],
         cwd=lessons.COURSE,
@@ -133,13 +138,13 @@ def graded_here(root: Path, class_: dict[str, Submission], jobs: int) -> float:
     return cpu / len(class_)
 
 
-def graded_by_nbgrader(root: Path, chosen: list[str]) -> tuple[float, float]:
-    """The notebooks of these students by `nbgrader autograde`: seconds by the clock and of CPU."""
+def graded_by_nbgrader(root: Path, chosen: list[str], stems: list[str]) -> tuple[float, float]:
+    """These notebooks of these students by `nbgrader autograde`: seconds by the clock and of CPU."""
     course = copied(root / "course")
     nbgrader = [sys.executable, "-m", "nbgrader"]
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     wall = cpu = 0.0
-    for stem in NOTEBOOKS:
+    for stem in stems:
         subprocess.run([*nbgrader, "generate_assignment", stem], cwd=course, env=plain, capture_output=True, check=True)
         for student in chosen:
             target = course / ".workbook" / "nbgrader" / "submitted" / student / stem / f"{stem}.ipynb"
@@ -151,24 +156,28 @@ def graded_by_nbgrader(root: Path, chosen: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
+    judged = [stem for stem in lessons.stems() if lessons.titles(stem) and not lessons.lacking(stem)]
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--students", type=int, default=6, help="submissions in the class; every sixth is of one kind")
-    parser.add_argument("--nbgrader", type=int, default=1, help="so many of them nbgrader grades, too")
+    parser.add_argument("--students", type=int, default=6, help="submissions in the class, of each kind in turn")
+    parser.add_argument("--lessons", metavar="A,B", help="what they hand in; without it, all notebooks")
+    parser.add_argument("--scripts", action="store_true", help="all scripts with their batch files, not the notebooks")
+    parser.add_argument("--nbgrader", type=int, default=1, help="so many of them nbgrader grades, too, if notebooks")
     args = parser.parse_args()
-    class_ = submissions(args.students)
+    stems = args.lessons.split(",") if args.lessons else [s for s in judged if lessons.is_notebook(s) != args.scripts]
+    class_ = submissions(args.students, stems)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "class").mkdir()
         for student, submission in class_.items():
             submission.hand_in(root / "class" / student)
-        todos = sum(len(lessons.titles(stem)) for stem in NOTEBOOKS)
-        print(f"{args.students} submissions of {', '.join(NOTEBOOKS)}, {todos} TODOs each", flush=True)
-        ours = [graded_here(root, class_, jobs) for jobs in (1, 2)]
-        if args.nbgrader:
+        todos = sum(len(lessons.titles(stem)) for stem in stems)
+        print(f"{args.students} submissions of {', '.join(stems)}, {todos} TODOs each", flush=True)
+        ours = [graded_here(root, class_, stems, jobs) for jobs in (1, 2)]
+        if args.nbgrader and all(map(lessons.is_notebook, stems)):
             chosen = list(class_)[: args.nbgrader]
-            wall, cpu = graded_by_nbgrader(root, chosen)
+            wall, cpu = graded_by_nbgrader(root, chosen, stems)
             print(
                 f"nbgrader autograde:{wall:6.1f} s for {len(chosen)}, {cpu / len(chosen):5.2f} s of CPU each: "
                 f"{cpu / len(chosen) / ours[-1]:.1f} times ours"
