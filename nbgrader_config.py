@@ -36,12 +36,13 @@ c = get_config()  # noqa: F821  traitlets provides it
 
 root = course / ".workbook" / "nbgrader"
 c.CourseDirectory.root = str(root)
-# JupyterLab reads this file, too.
-if "nbgrader" in Path(sys.argv[0]).parts[-2:] and not (root / "source").is_dir():
+# JupyterLab reads this file, too, and nbgrader reads it twice.
+if "WORKBOOK_TOLD" not in os.environ and "nbgrader" in Path(sys.argv[0]).parts[-2:] and not (root / "source").is_dir():
     told = (
         "run ./workbook build first" if (course / "solutions").is_dir() else "a release has no notebooks for nbgrader"
     )
     print(f"nbgrader_config.py: there is no {(root / 'source').relative_to(course)}; {told}", file=sys.stderr)
+    os.environ["WORKBOOK_TOLD"] = "1"
 
 # The release is the same as ./workbook build's: our regions in place of ClearSolutions.
 c.GenerateAssignment.preprocessors = STEPS

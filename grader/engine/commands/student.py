@@ -75,13 +75,7 @@ def check(
     backend: Backend = "auto",
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the rest."""
-    asked = chosen(what or [], track)
-    for lesson in asked if what else ():
-        if lacking := lessons.lacking(lesson):
-            fail(lacking)
-    waiting = [stem for stem in seals.sealed() if stem in dict(track_named(track) or [])]
-    if waiting and not asked:
-        fail(seals.waits_for(waiting[0], right()))
+    asked = to_check(what or [], track)
     folder = target and existing_folder(target)
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
@@ -125,6 +119,18 @@ def check(
         say(escape(f"Right, but {message}. `./workbook diff {stem}` shows them: was this intended?"))
     unjudged = any(verdict.cause == "not_judged" for verdict in found)
     raise typer.Exit(3 if unjudged else passed < len(found))
+
+
+def to_check(names: list[str], track: str) -> dict[str, list[int]]:
+    """The lessons and TODOs that are asked for; none stands for all. Ends the command if they cannot be checked."""
+    asked = chosen(names, track)
+    for lesson in asked if names else ():
+        if lacking := lessons.lacking(lesson):
+            fail(lacking)
+    waiting = [stem for stem in seals.sealed() if stem in dict(track_named(track) or [])]
+    if waiting and not asked:
+        fail(seals.waits_for(waiting[0], right()))
+    return asked
 
 
 def existing_folder(target: Path) -> str:
