@@ -1,7 +1,7 @@
 """nbgrader, as this course uses it. Only instructors need it: ./workbook does without.
 
-`./workbook build` puts each notebook with its solutions where nbgrader looks for it, and
-all of nbgrader's folders and its gradebook lie in one that git ignores:
+First run `./workbook build`: it puts each notebook with its solutions where nbgrader looks for
+it. All of nbgrader's folders and its gradebook lie in one that git ignores:
 
     .workbook/nbgrader/source/01_collectives/01_collectives.ipynb
     .workbook/nbgrader/{release,submitted,autograded,feedback}/  gradebook.db
@@ -34,7 +34,15 @@ from grader.engine.lesson.notebooks import STEPS  # needs the path above  # noqa
 
 c = get_config()  # noqa: F821  traitlets provides it
 
-c.CourseDirectory.root = str(course / ".workbook" / "nbgrader")
+root = course / ".workbook" / "nbgrader"
+c.CourseDirectory.root = str(root)
+# JupyterLab reads this file, too, and nbgrader reads it twice.
+if "WORKBOOK_TOLD" not in os.environ and "nbgrader" in Path(sys.argv[0]).parts[-2:] and not (root / "source").is_dir():
+    told = (
+        "run ./workbook build first" if (course / "solutions").is_dir() else "a release has no notebooks for nbgrader"
+    )
+    print(f"nbgrader_config.py: there is no {(root / 'source').relative_to(course)}; {told}", file=sys.stderr)
+    os.environ["WORKBOOK_TOLD"] = "1"
 
 # The release is the same as ./workbook build's: our regions in place of ClearSolutions.
 c.GenerateAssignment.preprocessors = STEPS

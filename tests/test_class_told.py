@@ -61,5 +61,7 @@ def test_lab_tells_root_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
     assert CliRunner().invoke(app, ["lab", "--no-browser", "--", "--allow-root"]).exit_code == 0
     assert "--no-browser" in started[0] and "--allow-root" in started[0]
+    assert CliRunner().invoke(app, ["lab", "--port", "8917", "--allow-root", "--ip=0.0.0.0"]).exit_code == 0
+    assert started[1][-4:] == ["--port", "8917", "--allow-root", "--ip=0.0.0.0"]
     overrides = tmp_path / ".workbook" / "jupyter" / "settings" / "overrides.json"
     assert json.loads(overrides.read_text())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -241,6 +242,41 @@ def test_submit_packs_the_students_files_only(course):
     assert "left out: train/ddp_training.py (a link)" in course.run("submit", "--out", "mine.tar.gz").stdout
     with tarfile.open(course.folder / "mine.tar.gz") as tar:
         assert "train/ddp_training.py" not in tar.getnames()
+
+
+def test_submit_says_what_cannot_be_judged_and_packs_it(course):
+    script = course.script("ddp_training")
+    script.write_text(script.read_text() + "    x = 1\n  y = 2\n")
+    line = len(script.read_text().splitlines())
+    whole = (course.folder / "notebooks" / "01_collectives.ipynb").read_text()
+    (course.folder / "notebooks" / "01_collectives.ipynb").write_text(whole[: len(whole) // 2])
+    cell = json.loads(whole := (course.folder / "notebooks" / "02_data_parallel.ipynb").read_text())
+    place = next(n for n, c in enumerate(cell["cells"], 1) if c["cell_type"] == "code" and "TODO 1" in str(c["source"]))
+    cell["cells"][place - 1]["source"] = "def mean(:\n    pass"
+    (course.folder / "notebooks" / "02_data_parallel.ipynb").write_text(json.dumps(cell))
+    done = course.run("submit", "--out", "mine.tar.gz")
+    assert done.returncode == 0, done.stderr
+    told = {said.split()[0]: said for said in done.stdout.splitlines()}
+    assert f"(warning: line {line} is not Python, IndentationError: " in told["train/ddp_training.py"]
+    assert "(warning: not a notebook that can be read (" in told["notebooks/01_collectives.ipynb"]
+    assert "reset 01_collectives brings the original back" in told["notebooks/01_collectives.ipynb"]
+    assert f"(warning: cell {place}, line 1 is not Python, SyntaxError" in told["notebooks/02_data_parallel.ipynb"]
+    with tarfile.open(course.folder / "mine.tar.gz") as tar:
+        assert {"train/ddp_training.py", "notebooks/01_collectives.ipynb", "notebooks/02_data_parallel.ipynb"} <= {
+            *tar.getnames()
+        }
+        assert tar.extractfile("train/ddp_training.py").read() == script.read_bytes()
+
+
+def test_the_readme_offers_no_command_that_a_release_refuses():
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", (lessons.COURSE / "README.md").read_text("utf-8"), re.DOTALL))
+    offered = set(re.findall(r"\./workbook (\w+)", blocks))
+    refused = {
+        command.name or command.callback.__name__
+        for command in arguments.app.registered_commands
+        if command.rich_help_panel == arguments.TEACH
+    }
+    assert "start" in offered and "test" in refused and not offered & refused
 
 
 @pytest.mark.long

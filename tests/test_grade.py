@@ -58,7 +58,8 @@ def handed_in(tmp_path_factory):
     return folder
 
 
-MARKS = {"all": 9, "nothing": 0, "half": 3, "empty": 0, "packed": 2, "broken": 0}
+MARKS = {"all": 9, "nothing": 0, "half": 3, "packed": 2, "broken": 0}
+NO_MARK = "empty"  # it holds nothing
 
 
 def run(course, handed_in, out, *args):
@@ -84,14 +85,12 @@ def marks(out):
 
 
 def test_every_submission_has_its_marks(graded):
-    assert marks(graded) == {student: str(points) for student, points in MARKS.items()}
-    assert len((graded / "journal.jsonl").read_text().splitlines()) == len(MARKS)
+    assert marks(graded) == {student: str(points) for student, points in MARKS.items()} | {NO_MARK: ""}
+    assert len((graded / "journal.jsonl").read_text().splitlines()) == len(MARKS) + 1
     record = records.read_record(graded / "records" / "broken.json")
     assert record["state"] == records.REFUSED and "broken.zip cannot be read" in record["refused"][0]
     assert all(v["message"] == record["refused"][0] for v in record["verdicts"]) and len(record["verdicts"]) == 9
-    assert {v["message"] for v in records.read_record(graded / "records" / "empty.json")["verdicts"]} == {
-        "it was not handed in"
-    }
+    assert records.read_record(graded / "records" / "empty.json")["state"] == records.NOTHING
 
 
 def test_a_submission_is_graded_as_check_grades_it(course, graded, handed_in, tmp_path):
@@ -204,7 +203,7 @@ def test_what_hangs_or_kills_the_judge_is_refused(tmp_path, monkeypatch, ending,
     text = DIES.format(signal=int(signal.Signals[f"SIG{ending}"]), heard=str(tmp_path / "heard"))
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     monkeypatch.setattr(grade, "start_worker", lambda room: subprocess.Popen([sys.executable, "-c", text], **pipes))
-    assert list(grade.run(room, {"all": tmp_path}, 1)) == [{"student": "all", "over": True}]
+    assert list(grade.run(room, {"all": [tmp_path]}, 1)) == [{"student": "all", "over": True}]
     assert says in (tmp_path / "heard").read_text()
 
 
@@ -221,13 +220,15 @@ def test_a_worker_that_dies_twice_is_no_zero(course, handed_in, tmp_path, monkey
         "start_worker",
         lambda room: subprocess.Popen(["head", "-c", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
     )
-    over = list(grade.run(room, {"all": handed_in / "all"}, 1))
+    over = list(grade.run(room, {"all": [handed_in / "all"]}, 1))
     assert over == [{"student": "all", "over": True}]
     record = records.read_record(room.record("all"))
     assert record["state"] == records.FAILED and "died twice" in record["why"]
-    assert pages.table([record], [LESSON]).splitlines()[1] == "all,could not be graded," + "," * 9
+    assert pages.table([record], room).splitlines()[1] == (
+        "all,could not be graded," + "," * 10 + "the process that judges it died twice"
+    )
     # The next call tries it once more.
-    assert list(grade.left_to_do(room, {"all": handed_in / "all"}, again=False)) == ["all"]
+    assert list(grade.left_to_do(room, {"all": [handed_in / "all"]}, again=False)) == ["all"]
 
 
 def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submission(tmp_path):
@@ -349,10 +350,10 @@ def test_a_submission_takes_nothing_but_its_own_files(runner, tmp_path):
             f"deep/er/notebooks/{LESSON}.ipynb",
         ):
             archive.writestr(name, name)
-    taken = submissions.take(path, [LESSON], runner)
+    taken = submissions.take([path], [LESSON], runner)
     assert taken.files == {f"notebooks/{LESSON}.ipynb": f"notebooks/{LESSON}.ipynb".encode()}
     assert any("leads out" in line for line in taken.refused) and any(
-        "nearer to the top" in line for line in taken.refused
+        f"is taken as notebooks/{LESSON}.ipynb" in line for line in taken.refused
     )
 
 

@@ -28,7 +28,7 @@ from nbgrader.api import Gradebook
 
 import hostile.corpus
 from course_copy import Course
-from grader.engine.classroom import gradebook, pages, records, submissions, worker
+from grader.engine.classroom import entries, gradebook, pages, records, submissions, worker
 from grader.engine.commands import progress
 from grader.engine.jobs import batch
 from grader.engine.judge.student import Student
@@ -244,7 +244,7 @@ def a_class(tmp_path):
     room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.OFF, 1.0, tmp_path)
     for name in NAMES:
         record = {
-            **records.failure(name, tmp_path, "\x1b[2J"),
+            **records.failure(name, "s", "\x1b[2J"),
             "state": records.GRADED,
             "flags": [{"lesson": "01_collectives", "reason": "look"}],
         }
@@ -293,26 +293,27 @@ def test_no_name_wins_anothers_row():
 
 
 def test_no_archive_takes_the_name_of_another(tmp_path):
-    for name in ("dupe.tar", "dupe.zip", "eve.zip.zip", "ann.tar.gz"):
+    for number, name in enumerate(("dupe.tar", "dupe.zip", "eve.zip.zip", "ann.tar.gz"), start=1):
         (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (number, number))
     for name in ("eve.zip", "zoe"):
         (tmp_path / name).mkdir()
-    found = submissions.students(tmp_path)
-    assert {name: path.name for name, path in found.items()} == {
-        "dupe.tar": "dupe.tar",
-        "dupe.zip": "dupe.zip",
-        "eve.zip": "eve.zip",
-        "eve.zip.zip": "eve.zip.zip",
-        "ann": "ann.tar.gz",
-        "zoe": "zoe",
+    found, told = entries.students(tmp_path)
+    assert {name: [path.name for path in paths] for name, paths in found.items()} == {
+        "dupe": ["dupe.zip"],
+        "eve": ["eve.zip.zip"],
+        "eve.zip": ["eve.zip"],
+        "ann": ["ann.tar.gz"],
+        "zoe": ["zoe"],
     }
+    assert told == ["dupe.tar does not count: dupe.zip is the same student's, and later"], "two of one name are told"
 
 
 def test_a_tar_with_a_negative_size_has_an_end(runner, tmp_path):
     """Some versions of tarfile refuse it, some read nothing there, some come to the same entry for ever."""
     brothers.negative_size(tmp_path / "s")
     with suppress(submissions.Refused):
-        assert not any(submissions.take(tmp_path / "s.tar", ["01_collectives"], runner).files.values())
+        assert not any(submissions.take([tmp_path / "s.tar"], ["01_collectives"], runner).files.values())
 
 
 def test_the_gradebook_bears_any_name(tmp_path):
@@ -378,9 +379,9 @@ def test_a_submission_is_parsed_on_ranks_alone(runner, tmp_path, monkeypatch, en
 
         monkeypatch.setattr(module, name, watched)
     (tmp_path / "out" / "records").mkdir(parents=True)
-    assert len(submissions.digest(path, room.stems)) == 64
+    assert len(submissions.digest([path], room.stems)) == 64
     with Runner(runner) as trusted:
-        record = worker.grade_one(runner, trusted, room, "eve", path, "", lambda _: None)
+        record = worker.grade_one(runner, trusted, room, "eve", [path], "", lambda _: None)
     assert record["state"] == records.GRADED and len(record["files"]) == 1
     assert any("returns" in verdict["message"] or verdict["where"] for verdict in record["verdicts"]), record
     assert not parsed
@@ -433,7 +434,7 @@ def test_a_path_too_long_is_the_submissions_doing(tmp_path):
     os.close(os.open("notebook", os.O_CREAT | os.O_WRONLY, dir_fd=at))
     os.close(at)
     try:
-        submissions.take(tmp_path, ["01_collectives"], None)
+        submissions.take([tmp_path], ["01_collectives"], None)
     except submissions.Refused:
         pass
     sandbox.remove(tmp_path)
@@ -445,7 +446,7 @@ def test_every_string_of_a_record_is_cleaned_where_it_is_kept(tmp_path):
     room = records.Class(tmp_path, ["01_collectives"], "seed", sandbox.OFF, 1.0, tmp_path)
     for field in ("why", "refused", "flags", "verdicts"):
         bad = "\x1b[2J\u202e\u200b" + "x" * 20_000
-        record = records.failure("eve", tmp_path, "")
+        record = records.failure("eve", "s", "")
         record[field] = bad if field == "why" else [{"where": bad, "also": [bad], "cause": "not_judged"}]
         records.keep(room, record)
         kept = room.record("eve").read_text("utf-8")
@@ -515,7 +516,7 @@ def test_an_unreadable_submission_is_the_machines_failure(tmp_path, monkeypatch)
 
     monkeypatch.setattr(submissions.plain, "plain_bytes", broken_disk)
     with pytest.raises(OSError):
-        submissions.take(tmp_path / "x", ["01_collectives"], None)
+        submissions.take([tmp_path / "x"], ["01_collectives"], None)
 
 
 def test_a_folder_too_deep_for_python_is_removed_and_a_links_target_is_not(tmp_path):

@@ -78,6 +78,15 @@ def nbgrader(course: Path, *args: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_before_build_nbgrader_is_told_to_build(tmp_path):
+    course = Course(tmp_path / "course")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "nbgrader", "generate_assignment", LESSON]
+    done = subprocess.run(command, cwd=course.folder, env=environment, text=True, capture_output=True, timeout=600)
+    told = "nbgrader_config.py: there is no .workbook/nbgrader/source; run ./workbook build first"
+    assert done.returncode and done.stderr.splitlines().count(told) == 1, done.stderr
+
+
 def graded(folder, student):
     """The mark, the test cell's outputs, and what of all that waits for a mark by hand."""
     with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as book:

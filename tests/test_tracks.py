@@ -1,11 +1,16 @@
 """The way through the course: minutes of TODOs, tracks, and what is next."""
 
+import csv
 import importlib
+import json
+import re
+import sys
 
 import pytest
 
 from course_copy import Course
-from grader.engine.lesson import lessons, progress, tracks
+from grader.engine.commands import arguments, cli
+from grader.engine.lesson import lessons, notebooks, progress, regions, tracks
 
 EXERCISES = [stem for stem in lessons.stems() if lessons.titles(stem)]
 
@@ -85,6 +90,74 @@ def test_status_of_a_track_says_what_is_next_and_how_long_it_takes(course):
     ):
         done = course.run(*args)
         assert done.returncode == 2 and word in done.stderr and len(done.stderr.splitlines()) == 1, done
+
+
+def test_what_status_prints_of_a_track_can_be_typed_back(capsys):
+    printed = [line.split()[1] for line in progress.track_map("two")[1:]]
+    assert [(stem, n) for stem, numbers in arguments.chosen(printed).items() for n in numbers] == tracks.members("two")
+    assert arguments.chosen([], "two") == arguments.chosen(printed)
+
+
+def test_todos_are_named_one_by_one_in_spans_and_as_lessons():
+    assert arguments.chosen(["02/2", "02/3"]) == arguments.chosen(["02/2-3"]) == {"02_data_parallel": [2, 3]}
+    assert arguments.chosen(["02/1-3+5", "01/2,4"]) == {"01_collectives": [2, 4], "02_data_parallel": [1, 2, 3, 5]}
+    assert arguments.chosen(["02/3", "02"]) == arguments.chosen(["02", "02/3"]) == {"02_data_parallel": []}, "all"
+    assert arguments.chosen(["02/9"], "half")["02_data_parallel"] == [1, 2, 3, 9]
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["check", "02/8-11"], "there is no TODO 02/8-11; 02_data_parallel has 1 to 9"),
+        (["check", "02/3-1"], "there is no TODO 02/3-1"),
+        (["check", "02/x"], "there is no TODO 02/x"),
+        (["check", "02/1", "zz"], "no lesson zz"),
+        (["check", "--track", "week"], "half, day, two and all"),
+        (["hint", "02/1-3"], "02/1-3 is more than one TODO; give one, such as 02_data_parallel/1"),
+        (["hint", "02"], "which TODO? 02_data_parallel has 02_data_parallel/1 to 02_data_parallel/9"),
+        (["diff", "02/3"], "02/3: give a lesson here, without TODOs: 02_data_parallel"),
+        (["status", "02/1-3"], "02/1-3: give a lesson here, without TODOs: 02_data_parallel"),
+        (["grade", ".", "--out", "o", "--track", "week"], "half, day, two and all"),
+        (["grade", ".", "--out", "o", "--keep", "best"], "--keep best: it is last or first"),
+        (["check", "--port", "1"], "No such option: --port (--help"),
+        (["test", "--port", "1"], "No such option: --port. Arguments for pytest go after --"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_line(monkeypatch, capsys, args, said):
+    monkeypatch.setattr(sys, "argv", ["workbook", *args])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and not printed.out and len(printed.err.splitlines()) == 1
+    assert said in printed.err
+
+
+def test_several_todos_are_checked_and_no_other(course):
+    done = course.run("check", "ddp/13", "ddp/1-2", "--json", "v.json")
+    found = [(mark["lesson"], mark["todo"]) for mark in json.loads((course.folder / "v.json").read_text())]
+    assert found == [("ddp_training", 1), ("ddp_training", 2), ("ddp_training", 13)]
+    assert done.returncode == 1 and done.stdout.endswith("0 of 3 right\n")
+
+
+def test_whoever_did_a_track_has_full_marks_of_it(course, tmp_path):
+    """The track is a small one here; that a class without it counts all TODOs is said by other tests."""
+    small = course.folder / "grader" / "engine" / "lesson" / "tracks.py"
+    small.write_text(re.sub(r"^HALF = .*$", 'HALF = ("01_collectives/1-2",)', small.read_text(), flags=re.MULTILINE))
+    source = lessons.source_path("01_collectives").read_text("utf-8")
+    solved = notebooks.to_notebook(regions.compose(source, (1, 2)), "01_collectives", released=False)
+    own = tmp_path / "class" / "ann" / "notebooks" / "01_collectives.ipynb"
+    own.parent.mkdir(parents=True)
+    own.write_text(notebooks.to_json(solved))
+    grade = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--seed", "s"]
+    done = course.run(*grade, "--track", "half")
+    assert done.returncode == 0 and "ann: 2 of 2" in done.stdout, done
+    (row,) = csv.DictReader((tmp_path / "out" / "marks.csv").open())
+    assert row["total"] == "2" and [name for name in row if "/" in name] == ["01_collectives/1", "01_collectives/2"]
+    told = json.loads((tmp_path / "out" / "gradescope" / "ann.json").read_text())
+    assert [test["score"] for test in told["tests"]] == [1, 1]
+    assert "01_collectives: 2 of 2" in (tmp_path / "out" / "feedback" / "ann.html").read_text()
+    again = course.run(*grade, "--lessons", "01_collectives")
+    assert again.returncode == 2 and "was started with different TODOs" in again.stderr
 
 
 @pytest.mark.parametrize("minutes, words", [(0, "0 min"), (40, "40 min"), (120, "2 h"), (200, "3 h 20 min")])

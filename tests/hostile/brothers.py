@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hostile.corpus import (
@@ -219,11 +220,55 @@ def cut_off(path: Path) -> None:
     Path(f"{path}.tar.gz").write_bytes(packed[: len(packed) // 2])
 
 
-def zip_in_a_zip(path: Path) -> None:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as archive:
-        archive.writestr(NOTEBOOK, RIGHT)
-    zipped(("inner.zip", inner.getvalue()))(path)
+def in_a_zip(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def zip_in_a_zip(depth: int) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        inner = in_a_zip(NOTEBOOK, RIGHT)
+        for _ in range(depth - 1):
+            inner = in_a_zip("inner.zip", inner)
+        zipped(("inner.zip", inner))(path)
+
+    return make
+
+
+def many_zips(path: Path) -> None:
+    inner = in_a_zip(NOTEBOOK, RIGHT)
+    zipped(*((f"{number}.zip", inner) for number in range(1000)))(path)
+
+
+def bombs(name: Callable[[int], str], content: bytes, count: int, *others) -> Callable[[Path], None]:
+    """A zip with the same content under many names."""
+    return lambda path: zipped(*others, *((name(number), content) for number in range(count)))(path)
+
+
+def folder_of_bombs(path: Path) -> None:
+    """Sparse: nothing lies on the disk."""
+    write(path, RIGHT)
+    for name in ("a.ipynb", "b.zip", *(f"{number}.ipynb" for number in range(40))):
+        with open(path / name, "wb") as file:
+            file.write(b"PK\3\4" if name == "b.zip" else b"{")
+            file.truncate((400 if name[0] in "ab" else 4) << 20)
+
+
+def links_inside(path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, link, kind in (
+            (NOTEBOOK, "/etc/passwd", tarfile.SYMTYPE),
+            (f"x/{NOTEBOOK}", "/etc/passwd", tarfile.LNKTYPE),
+            (f"../../{NOTEBOOK}", "", tarfile.REGTYPE),
+            (f"y/{NOTEBOOK}", "", tarfile.CHRTYPE),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.linkname, entry.type = link, kind
+            archive.addfile(entry)
+    zipped(("inner.tar", packed.getvalue()))(path)
 
 
 def source(made: dict, text: str) -> None:
@@ -522,13 +567,67 @@ BROTHERS = [
     ),
     Attack(
         "a zip in a zip",
-        "the notebook is in the inner one",
-        "archives are opened once",
-        zip_in_a_zip,
-        says="not handed in",
+        "the notebook is in the inner one, as some platforms pack it",
+        "none: it is opened as the outer one, on the same rank",
+        zip_in_a_zip(1),
+        marks=1,
     ),
     Attack(
-        "a sparse file of 1 TB", "in a tar of 2 KB", "no more is read than would be taken", terabyte, says="longer than"
+        "a zip in a zip in a zip",
+        "and so on: archives that never end",
+        "archives are opened to a depth of two",
+        zip_in_a_zip(9),
+        says="it lies inside of too many archives",
+        state="refused",
+    ),
+    Attack(
+        "a zip of zips",
+        "a thousand of them, all with the notebook",
+        "sixteen archives are opened, at most",
+        many_zips,
+        marks=1,
+        says="more than 16 archives",
+    ),
+    Attack(
+        "a bomb in a zip",
+        "inner archives of 10 MB each, packed in 10 KB",
+        "150 MB are read of archives, at most",
+        bombs(lambda number: f"{number}.zip", b"PK\3\4" + bytes(10 << 20), 80),
+        says="the submission is too large",
+        state="refused",
+    ),
+    Attack(
+        "a bomb of notebooks",
+        "of 4 MB each, whose names say nothing",
+        "150 MB are read of archives, at most",
+        bombs(lambda number: f"{number}.ipynb", bytes(4 << 20), 100, (NOTEBOOK, RIGHT)),
+        marks=1,
+        says="the submission is too large",
+    ),
+    Attack(
+        "a folder of bombs",
+        "notebooks and archives of 400 MB, whose names say nothing",
+        "50 MB are read of a folder's, at most",
+        folder_of_bombs,
+        marks=1,
+        says="not read",
+    ),
+    Attack(
+        "links in an inner archive",
+        "to a secret, and out of the folder",
+        "only plain files are taken, of any archive",
+        links_inside,
+        says="a link",
+        state="nothing of the course",
+        never=("root:",),
+    ),
+    Attack(
+        "a sparse file of 1 TB",
+        "in a tar of 2 KB",
+        "no more is read than would be taken",
+        terabyte,
+        says="longer than",
+        state="nothing of the course",
     ),
     Attack(
         "half an archive",

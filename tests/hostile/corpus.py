@@ -981,6 +981,7 @@ ATTACKS = [
         "files of a likely size",
         long_notebook,
         says="longer than 5 MB",
+        state="nothing of the course",
     ),
     Attack(
         "100,000 cells",
@@ -1102,6 +1103,7 @@ ATTACKS = [
         "no more is read than would be taken",
         zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
         says="longer than 5 MB",
+        state="nothing of the course",
     ),
     Attack(
         "a zip of a million entries",
@@ -1130,6 +1132,7 @@ ATTACKS = [
             (f"z/{NOTEBOOK}", b"", "", tarfile.FIFOTYPE),
         ),
         says="a link",
+        state="nothing of the course",
         never=("root:",),
     ),
     Attack(
@@ -1143,6 +1146,7 @@ ATTACKS = [
             os.symlink("/etc", path / "train"),
         ],
         says="a link",
+        state="nothing of the course",
         never=("root:",),
     ),
     Attack(

@@ -120,13 +120,13 @@ class Room:
     def grade(self, attack: corpus.Attack, student: str, path: Path) -> Trial:
         if self.worker is None or self.worker.poll() is not None:
             self.worker = grade.start_worker(self.room)
-            grade.talk(self.worker, "warm", self.submissions, queue.SimpleQueue())
+            grade.talk(self.worker, "warm", [self.submissions], queue.SimpleQueue())
         forget_peak(self.worker.pid)
         before, began, judged = self.outside(), time.monotonic(), cpu(self.worker.pid)
-        lived = grade.talk(self.worker, student, path, queue.SimpleQueue())
+        lived = grade.talk(self.worker, student, [path], queue.SimpleQueue())
         seconds, most = time.monotonic() - began, peak(self.worker.pid)
         judged = cpu(self.worker.pid) - judged if lived else 0.0
-        record = records.read_record(self.room.record(student)) or records.failure(student, path, "no record")
+        record = records.read_record(self.room.record(student)) or records.failure(student, path.name, "no record")
         wrong = [] if lived else ["the worker died"]
         wrong += (
             self.problems(attack, record, judged, most)

@@ -45,9 +45,19 @@ class NoCluster(RuntimeError):
 
 
 def open_class(
-    out: Path, stems: list[str], seed: str | None, walls: str, minutes: float, backend: str = "gloo"
+    out: Path,
+    stems: list[str],
+    seed: str | None,
+    walls: str,
+    minutes: float,
+    backend: str = "gloo",
+    todos: dict[str, list[int]] | None = None,
+    told: list[str] | None = None,
 ) -> Class:
-    """Start a class in `out`, or continue the one that is there. Raises ValueError if that was graded differently."""
+    """Start a class in `out`, or continue the one that is there. Raises ValueError if that was graded differently.
+
+    `todos`: those that count, of lessons of which not all do. `told`: lines about entries that are no submission.
+    """
     (out / "records").mkdir(parents=True, exist_ok=True)
     digests = {stem: course_digest(stem) for stem in stems}
     known = read_record(out / "class.json")
@@ -58,6 +68,8 @@ def open_class(
             raise ValueError(
                 f"{out} was started with different lessons, or a different version of them; give a new folder"
             )
+        if known.get("todos", {}) != (todos or {}):
+            raise ValueError(f"{out} was started with different TODOs; give the same, or a new folder")
         if known.get("backend", "gloo") != backend:
             raise ValueError(
                 f"{out} was started with --backend {known.get('backend', 'gloo')}: a class is graded by one;"
@@ -79,33 +91,39 @@ def open_class(
         write_whole(
             out / "class.json",
             json.dumps(
-                {"version": VERSION, "seed": seed or secrets.token_hex(8), "course": digests, "backend": backend},
+                {
+                    "version": VERSION,
+                    "seed": seed or secrets.token_hex(8),
+                    "course": digests,
+                    "backend": backend,
+                    "todos": todos or {},
+                },
                 indent=1,
             )
             + "\n",
         )
-    write_whole(out / "run.json", json.dumps({"walls": walls, "minutes": minutes}) + "\n")
+    write_whole(out / "run.json", json.dumps({"walls": walls, "minutes": minutes, "told": told or []}) + "\n")
     return load(out)
 
 
-def left_to_do(room: Class, found: dict[str, Path], again: bool) -> dict[str, Path]:
+def left_to_do(room: Class, found: dict[str, list[Path]], again: bool) -> dict[str, list[Path]]:
     """The submissions without a record, with a record of different files, or with one that says that they could not be
     graded.
     """
     left = {}
-    for student, path in found.items():
+    for student, paths in found.items():
         record = read_record(room.record(student))
         known = record is not None and record["state"] != FAILED and not again
-        if not known or record["digest"] != submissions.digest(path, room.stems):
-            left[student] = path
+        if not known or record["digest"] != submissions.digest(paths, room.stems):
+            left[student] = paths
     return left
 
 
-def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
+def run(room: Class, left: dict[str, list[Path]], jobs: int) -> Iterator[dict]:
     """Grade these submissions in `jobs` workers; yields events as they come: verdicts, and ends."""
     tasks: queue.SimpleQueue = queue.SimpleQueue()
-    for student, path in left.items():
-        tasks.put((student, path))
+    for student, paths in left.items():
+        tasks.put((student, paths))
     news: queue.SimpleQueue = queue.SimpleQueue()
     workers: list[subprocess.Popen] = []
     stopped = threading.Event()
@@ -121,7 +139,7 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
         worker = None
         while not stopped.is_set():
             try:
-                student, path = tasks.get_nowait()
+                student, paths = tasks.get_nowait()
             except queue.Empty:
                 break
             refuse, killed = "", 0
@@ -129,13 +147,13 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
                 if worker is None or worker.poll() is not None:
                     worker = start_worker(room)
                     workers.append(worker)
-                if talk(worker, student, path, news, refuse):
+                if talk(worker, student, paths, news, refuse):
                     break
                 worker.stdin.close()
                 code = worker.wait()
                 by_others = code in (-signal.SIGKILL, -signal.SIGTERM)  # killed by the system or by a person
                 if refuse or (by_others and killed):
-                    keep(room, failure(student, path, "the process that judges it died twice"))
+                    keep(room, failure(student, submissions.name_of(paths), "the process that judges it died twice"))
                     news.put({"student": student, "over": True})
                     break
                 if by_others:
@@ -165,7 +183,7 @@ def run(room: Class, left: dict[str, Path], jobs: int) -> Iterator[dict]:
             thread.join(5)
 
 
-def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
+def run_on_slurm(room: Class, left: dict[str, list[Path]], jobs: int, options: dict[str, Any]) -> Iterator[dict]:
     """Like `run`, but with a job array: each of `jobs` jobs grades its part, one submission after another."""
     import submitit
 
@@ -173,7 +191,7 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
     os.environ["PYTHONPATH"] = os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(
         os.pathsep
     )
-    entries = [(student, str(path.resolve())) for student, path in left.items()]
+    entries = [(student, [str(path.resolve()) for path in paths]) for student, paths in left.items()]
     shares = [share for start in range(jobs) if (share := entries[start::jobs])]
     before = {student: stamp(room, student) for student in left}
     try:
@@ -202,7 +220,9 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
                     keep(
                         room,
                         failure(
-                            student, left[student], f"job {job.job_id} ended without a record; see {room.out / 'slurm'}"
+                            student,
+                            submissions.name_of(left[student]),
+                            f"job {job.job_id} ended without a record; see {room.out / 'slurm'}",
                         ),
                     )
                 del waiting[student]
@@ -213,9 +233,9 @@ def run_on_slurm(room: Class, left: dict[str, Path], jobs: int, options: dict[st
             job.cancel()
 
 
-def grade_share(out: str, share: list[tuple[str, str]]) -> None:
-    """Grade the part of one job, on a node of a cluster: a list of (student, path)."""
-    for _ in run(load(Path(out)), {student: Path(path) for student, path in share}, jobs=1):
+def grade_share(out: str, share: list[tuple[str, list[str]]]) -> None:
+    """Grade the part of one job, on a node of a cluster: a list of (student, paths)."""
+    for _ in run(load(Path(out)), {student: [*map(Path, paths)] for student, paths in share}, jobs=1):
         pass
 
 
@@ -262,11 +282,15 @@ def end(worker: subprocess.Popen) -> None:
 
 
 def talk(
-    worker: subprocess.Popen, student: str, path: Path, news: "queue.SimpleQueue[dict[str, Any]]", refuse: str = ""
+    worker: subprocess.Popen,
+    student: str,
+    paths: list[Path],
+    news: "queue.SimpleQueue[dict[str, Any]]",
+    refuse: str = "",
 ) -> bool:
     """Give a worker one submission, perhaps to `refuse` it unread; False if the worker died from it."""
     try:
-        task = {"student": student, "path": str(path.resolve()), "refuse": refuse}
+        task = {"student": student, "paths": [str(path.resolve()) for path in paths], "refuse": refuse}
         worker.stdin.write(json.dumps(task) + "\n")
         worker.stdin.flush()
         for line in worker.stdout:

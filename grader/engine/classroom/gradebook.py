@@ -39,12 +39,12 @@ def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[
             heard(stem)
             book.update_or_create_assignment(stem)
             book.update_or_create_notebook(stem, stem)
-            for number in lessons.titles(stem):
+            for number in room.counted(stem):
                 book.update_or_create_grade_cell(
                     f"test_{number}", stem, stem, cell_type="code", max_score=points_of(stem, number)
                 )
         for record in graded:
-            if record["state"] == records.FAILED:
+            if record["state"] in records.UNMARKED:
                 continue
             student = records.file_name(record["student"])
             heard(student)

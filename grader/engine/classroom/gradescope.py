@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from grader.engine.lesson import release
+from grader.engine.lesson import lessons, release, seals
 from utils.whole import written_whole
 
 SETUP = """#!/bin/bash
@@ -36,16 +36,26 @@ cp "$class/out/gradescope/submission.json" "$root/results/results.json"
 """
 
 
-def pack(file: Path, stems: list[str]) -> None:
-    """Write the archive, with these lessons (default: all). Raises ReleaseError if it would contain a solution."""
+def pack(file: Path, asked: dict[str, list[int]]) -> list[str]:
+    """Write the archive, with these lessons and TODOs (default: all; no TODO stands for all of a lesson). Returns a
+    line for each lesson that it cannot grade. Raises ReleaseError if it would contain a solution, or if it could not
+    grade all that is asked for.
+    """
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder) / "course"
-        release.release(course, stems or None)
+        release.release(course, [*asked] or None)
+        sealed = {path.stem for path in (course / seals.FOLDER).glob("*.seal")}
+        waiting = [stem for stem in lessons.ORDER if stem in sealed]
+        told = [f"{stem} is sealed in it, and not graded: it begins with solutions of the others" for stem in waiting]
+        if waiting and asked:
+            raise release.ReleaseError(f"{told[0]}; pack one autograder for {waiting[0]}, and one for the rest")
         with written_whole(file) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            lessons = f"--lessons {','.join(stems)}" if stems else ""
-            for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.replace("@LESSONS@", lessons))):
+            parts = [f"{stem}/{seals.runs(numbers)}" if numbers else stem for stem, numbers in asked.items()]
+            option = f"--lessons {','.join(parts)}" if parts else ""
+            for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.replace("@LESSONS@", option))):
                 about = zipfile.ZipInfo(name)
                 about.external_attr = 0o755 << 16
                 archive.writestr(about, text)
             for path in sorted(path for path in course.rglob("*") if path.is_file()):
                 archive.write(path, path.relative_to(folder))
+    return told

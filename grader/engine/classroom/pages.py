@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from grader.engine.classroom import records
-from grader.engine.judge.verdict import Verdict
+from grader.engine.judge.verdict import Verdict, count_of
 from grader.engine.judge.words import details, heading
 from grader.engine.lesson.lessons import titles
 from utils.report.frame import template
@@ -34,8 +34,9 @@ STUDENT = template(
     STYLE
     + """{% block title %}{{ record.student }}{% endblock %}
 {% block body %}
-<h1>{{ record.student }}: {{ "%g" | format(points) }} of {{ "%g" | format(most) }}</h1>
+<h1>{{ record.student }}: {{ record.state if unmarked else "%g of %g" | format(points, most) }}</h1>
 <p class="note">{{ record.submission }}, graded {{ record.graded }}</p>
+{% if unmarked %}<p class="fail">{{ said_of(record) }}</p>{% endif %}
 {% if record.refused %}<p>Not taken from what you handed in:</p><ul>{% for line in record.refused[:20] %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
 {% for lesson, verdicts in lessons.items() %}
 <h2>{{ lesson }}: {{ "%g" | format(by_lesson[lesson]) }} of {{ most_of[lesson] }}</h2>
@@ -56,12 +57,16 @@ CLASS = template(
     STYLE
     + """{% block title %}The class{% endblock %}
 {% block body %}
-<h1>{{ records | length }} submissions</h1>
-<p class="note">Walls: {{ guards }}. Backend: {{ backend }}.</p>
+<h1>{{ count_of(records | length, "submission") }}</h1>
+<p class="note">{{ guards }} Backend: {{ backend }}.</p>
+{% if told %}<h2>Entries of the folder that do not count</h2><ul>{% for line in told %}<li class="flag">{{ line }}</li>{% endfor %}</ul>{% endif %}
 {% if failed %}<h2>Could not be graded</h2><ul>{% for r in failed %}<li>{{ shown(r.student) }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
-{% if unjudged %}<h2>Not judged</h2><p>No draw of these checks' numbers told right from wrong. They have no mark, and
-count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count }} submissions</li>{% endfor %}</ul>{% endif %}
-{% if flagged %}<h2>For a person to look at</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
+{% if nothing %}<h2>Nothing of the course</h2><p>These submissions hold no file of these lessons. They have no mark, which is
+no zero: ask for the right files, and grade again.</p><ul>{% for r in nothing %}<li class="flag">{{ shown(r.student) }}, {{ r.submission }}: {{ r.why }}</li>{% endfor %}</ul>{% endif %}
+{% if refused %}<h2>Could not be opened</h2><ul>{% for r in refused %}<li class="flag">{{ shown(r.student) }}: {{ r.refused[0] }}</li>{% endfor %}</ul>{% endif %}
+{% if unjudged %}<h2>Not judged</h2><p>The numbers that these checks drew, five times, did not tell right from wrong. These
+TODOs have no mark, and count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, count in unjudged.items() %}<li>{{ id }}: {{ count_of(count, "submission") }}</li>{% endfor %}</ul>{% endif %}
+{% if flagged %}<h2>Please check yourself</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
 <table><tr><th>TODO</th><th>right</th><th></th><th>most common causes</th></tr>
@@ -71,7 +76,7 @@ count for no student; <code>./workbook mark</code> gives one.</p><ul>{% for id, 
 </table>
 <h2>Students</h2>
 <table><tr><th>student</th><th>marks</th><th>stuck at</th></tr>
-{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ shown(r.student) }}</a></td><td>{{ "%g" | format(r.points) }} of {{ "%g" | format(r.most) }}</td>
+{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ shown(r.student) }}</a></td><td>{{ r.state if r.unmarked else "%g of %g" | format(r.points, r.most) }}</td>
 <td>{{ r.stuck }}</td></tr>{% endfor %}
 </table>
 {% endblock %}
@@ -88,7 +93,7 @@ def write(room: records.Class) -> list[Path]:
         name = records.file_name(record["student"])
         records.write_whole(room.out / "feedback" / f"{name}.html", student_page(record))
         records.write_whole(room.out / "gradescope" / f"{name}.json", json.dumps(gradescope(record), indent=1) + "\n")
-    records.write_whole(room.out / "marks.csv", table(graded, room.stems))
+    records.write_whole(room.out / "marks.csv", table(graded, room))
     records.write_whole(room.out / "class.html", class_page(graded, room))
     return [room.out / "marks.csv", room.out / "class.html"]
 
@@ -108,6 +113,8 @@ def student_page(record: dict) -> str:
         absent=records.NOT_HANDED_IN,
         points=records.points(record),
         most=most(record),
+        unmarked=record["state"] in records.UNMARKED,
+        said_of=said_of,
         by_lesson={lesson: sum(own.get(f"{lesson}/{v.todo}", 0) for v in verdicts) for lesson, verdicts in by.items()},
         most_of={
             lesson: sum(v.max_points for v in verdicts if f"{lesson}/{v.todo}" in own)
@@ -120,14 +127,14 @@ def student_page(record: dict) -> str:
 def class_page(graded: list[dict], room: records.Class) -> str:
     todos = []
     for stem in room.stems:
-        for number, title in titles(stem).items():
+        for number in room.counted(stem):
             mine = [v for r in graded for v in r["verdicts"] if (v["lesson"], v["todo"]) == (stem, number)]
             mine = [v for v in mine if v["cause"] != "not_judged"]
             causes = commonest([v for v in mine if v["status"] != "pass"])
             todos.append(
                 {
                     "id": f"{stem}/{number}",
-                    "title": title,
+                    "title": titles(stem)[number],
                     "asked": len(mine),
                     "right": sum(v["status"] == "pass" for v in mine),
                     "causes": causes[:3],
@@ -140,22 +147,35 @@ def class_page(graded: list[dict], room: records.Class) -> str:
             "points": records.points(r),
             "most": most(r),
             "stuck": stuck(r),
+            "state": r["state"],
+            "unmarked": r["state"] in records.UNMARKED,
         }
         for r in graded
     ]
     return CLASS.render(
         shown=records.shown,
+        count_of=count_of,
         records=graded,
         guards=room.guards,
         backend=room.backend,
         todos=todos,
         rows=rows,
+        told=room.told,
         failed=[r for r in graded if r["state"] == records.FAILED],
+        nothing=[r for r in graded if r["state"] == records.NOTHING],
+        refused=[r for r in graded if r["state"] == records.REFUSED],
         unjudged=collections.Counter(
             f"{v['lesson']}/{v['todo']}" for r in graded for v in r["verdicts"] if v["cause"] == "not_judged"
         ),
-        flagged=[r for r in graded if r["flags"] or r["refused"]],
+        flagged=[r for r in graded if r["flags"] or (r["refused"] and r["state"] == records.GRADED)],
     )
+
+
+def said_of(record: dict) -> str:
+    """Why a submission has no mark, as a sentence for its student."""
+    if record["state"] == records.FAILED:
+        return f"Your submission could not be graded, through no fault of yours: {record['why']}."
+    return f"Nothing of the course was found in what you handed in: {record['why']}. This is no mark: hand in again."
 
 
 UNTRIED = {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}
@@ -197,23 +217,25 @@ def most(record: dict) -> float:
     )
 
 
-def table(graded: list[dict], stems: list[str]) -> str:
+def table(graded: list[dict], room: records.Class) -> str:
     """Write the marks as CSV: a line for each student, a column for each TODO. Empty means not graded, which is not
-    zero.
+    zero; then the last column says why.
     """
-    names = [f"{stem}/{number}" for stem in stems for number in titles(stem)]
+    names = [f"{stem}/{number}" for stem in room.stems for number in room.counted(stem)]
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["student", "state", "total", *names])
+    lines.writerow(["student", "state", "total", *names, "note"])
     for record in graded:
         own = records.marks(record)
-        total = "" if record["state"] == records.FAILED else f"{records.points(record):g}"
+        total = "" if record["state"] in records.UNMARKED else f"{records.points(record):g}"
+        note = record.get("why") or (record["refused"][0] if record["state"] == records.REFUSED else "")
         lines.writerow(
             [
                 records.shown(record["student"]),
                 record["state"],
                 total,
                 *(f"{own[name]:g}" if name in own else "" for name in names),
+                records.in_a_cell(note),
             ]
         )
     return text.getvalue()
@@ -239,4 +261,8 @@ def gradescope(record: dict) -> dict:
                 "output_format": "text",
             }
         )
-    return {"output": "\n".join(record["refused"]), "output_format": "text", "visibility": "visible", "tests": tests}
+    told = [said_of(record)] if record["state"] in records.UNMARKED else []
+    whole = {"output": "\n".join(told + record["refused"]), "output_format": "text", "visibility": "visible"}
+    if record["state"] == records.NOTHING:  # Gradescope asks for a number
+        whole["score"] = 0
+    return whole | {"tests": tests}

@@ -15,6 +15,7 @@ import re
 import unicodedata
 from pathlib import Path
 
+from grader.engine.lesson import lessons
 from grader.engine.walls import sandbox
 from grader.engine.walls.plain import cleaned, plain_text
 from utils.whole import written_whole
@@ -24,7 +25,9 @@ VERSION = 1  # of a record
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
 SLACK = 60.0  # seconds that a worker may take in addition to a submission's ranks, e.g. to start and to compare
 NOT_HANDED_IN = "it was not handed in"
-GRADED, REFUSED, FAILED = "graded", "refused", "could not be graded"
+# What became of a submission. NOTHING: no file of these lessons was found in it, which is no zero.
+GRADED, REFUSED, FAILED, NOTHING = "graded", "refused", "could not be graded", "nothing of the course"
+UNMARKED = (FAILED, NOTHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,12 @@ class Class:
     minutes: float
     course: Path  # without solutions
     backend: str = "gloo"  # or nccl
+    todos: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # those that count; of other lessons, all
+    told: list[str] = dataclasses.field(default_factory=list)  # lines about entries that are no submission
+
+    def counted(self, stem: str) -> list[int]:
+        """The TODOs of a lesson that count."""
+        return self.todos.get(stem) or list(lessons.titles(stem))
 
     @property
     def guards(self) -> str:
@@ -79,6 +88,11 @@ def shown(student: str) -> str:
     name = re.sub(r"[=;,|\t\n]", "_", name).strip()  # a spreadsheet would read these as a formula or a separator
     name = re.sub(r"^[@+-]", "_", name)
     return name if name == student else f"{name} ({short(student)})"
+
+
+def in_a_cell(text: str) -> str:
+    """A text, safe for a cell of a spreadsheet."""
+    return re.sub(r"^[@+-]", "_", re.sub(r"[=;,|\s]+", " ", plain_text(text, 300))).strip()
 
 
 def keep(room: Class, record: dict) -> None:
@@ -137,14 +151,14 @@ def marks(record: dict) -> dict[str, float]:
     return own | {change["todo"]: change["points"] for change in record["overrides"]}
 
 
-def failure(student: str, path: Path, why: str) -> dict:
+def failure(student: str, submission: str, why: str) -> dict:
     """The record of a submission that could not be graded because of the machine, not the student: no marks, not even
     zero.
     """
     return {
         "version": VERSION,
         "student": student,
-        "submission": path.name,
+        "submission": submission,
         "state": FAILED,
         "why": why,
         "digest": "",
@@ -172,13 +186,15 @@ def load(out: Path) -> Class:
         how["minutes"],
         (out / "course").resolve(),
         known.get("backend", "gloo"),
+        known.get("todos", {}),
+        how.get("told", []),
     )
 
 
 def override(room: Class, student: str, todo: str, points: float, reason: str) -> dict:
     """Replace the judge's mark with a person's, with a reason. Raises ValueError if there is no such mark."""
     record = read_record(room.record(student))
-    if record is None or record["state"] == FAILED:
+    if record is None or record["state"] in UNMARKED:
         raise ValueError(f"{student} has no marks in {room.out}")
     if todo not in {f"{verdict['lesson']}/{verdict['todo']}" for verdict in record["verdicts"]}:
         raise ValueError(f"{student} was not graded on {todo}")

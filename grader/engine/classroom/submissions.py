@@ -1,21 +1,19 @@
-"""Reads submissions: a folder or an archive (tar in any compression, or zip) with any part of train/, notebooks/ and
-sbatch/.
+"""Reads submissions: folders, archives and loose files with any part of train/, notebooks/ and sbatch/.
 
-A submission may be hostile. Here it is only bytes, of a limited number: an archive is unpacked, and a file is parsed,
-on a rank in a sandbox (`inside/reading.py`). Nothing is unpacked to disk, and no link is followed.
+A submission may be hostile. Here it is only bytes, of a limited number: an archive is opened, and a file is looked into
+or parsed, on a rank in a sandbox (`inside/reading.py`). Nothing is unpacked to disk, and no link is followed.
 """
 
 import errno
-import hashlib
 import os
+import re
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from grader.engine.lesson import files, handed_in
-from grader.engine.lesson.handed_in import MOST_FILE, Taken
+from grader.engine.lesson import files, handed_in, regions
+from grader.engine.lesson.handed_in import MOST_ARCHIVE, MOST_FILE, Sieve, Taken
 from grader.engine.lesson.parsing import Cell, Outline
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.runner import Runner
@@ -23,60 +21,84 @@ from grader.engine.walls import plain
 
 READING = "grader.engine.inside.reading"  # by name: it runs on a rank
 TOO_LONG = "it takes too long: hand in your own files and nothing else"
-MOST_ARCHIVE = 50_000_000  # bytes, packed
 MOST_ENTRIES = 20_000  # of a folder
 # Failures of the machine; anything else that goes wrong with a file (e.g. its path is too long) is the submission's
 # fault.
 OURS = {getattr(errno, name) for name in ("EIO", "ENOSPC", "EDQUOT", "ENOMEM", "EMFILE", "ENFILE", "ESTALE", "EROFS")}
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 
 
 class Refused(ValueError):
     """A submission or a file of it that cannot be read; the message says why."""
 
 
-def students(folder: Path) -> dict[str, Path]:
-    """The submissions in a folder: student -> folder or archive. A student's name is the entry's name without its
-    suffix.
-    """
-    names: dict[Path, str] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        ending = next((end for end in ARCHIVES if path.name.lower().endswith(end)), "")
-        if path.is_symlink() or not (path.is_dir() or ending):
-            continue
-        names[path] = path.name[: len(path.name) - len(ending)] if ending and not path.is_dir() else path.name
-    while twice := {name for name, count in Counter(names.values()).items() if count > 1}:
-        # If names collide, each student is called by the full name of the entry, which is unique.
-        names |= {path: path.name for path, name in names.items() if name in twice}
-    return {name: path for path, name in names.items()}
+def name_of(paths: list[Path]) -> str:
+    """What a student's entries in the class's folder are called."""
+    return ", ".join(path.name for path in paths)
 
 
-def digest(path: Path, stems: list[str]) -> str:
-    """A digest that distinguishes a submission from the same student's next one: of an archive's bytes, or of the files
-    in a folder.
-    """
+def nothing_found(taken: Taken, stems: list[str]) -> str:
+    """What a submission holds in place of the course's files, and which were expected."""
+    expected = [own.as_posix() for stem in stems for own in files.own_files(stem)]
+    these = " or ".join(expected) if len(expected) <= 3 else f"files such as {expected[0]}, {len(expected)} in all"
+    held = ", ".join(plain.plain_text(name, 80) for name in taken.holds[: handed_in.MOST_HELD])
+    more = " and more" if len(taken.holds) >= handed_in.MOST_HELD else ""
+    return f"it holds {held + more or 'no file'}; expected: {these}, as ./workbook submit packs them"
+
+
+def digest(paths: list[Path], stems: list[str]) -> str:
+    """A digest that distinguishes a submission from the same student's next one: of all that may count in it."""
     try:
-        return of_folder(path, stems).digest if path.is_dir() else hashlib.sha256(of_archive(path)).hexdigest()
+        found = sifted(paths, stems)
     except (Refused, OSError):
         return Taken().digest
+    return handed_in.digest([*(choice.file for choice in found.best.values()), *found.odd, *found.archives])
 
 
-def take(path: Path, stems: list[str], inside: Runner) -> Taken:
-    """Take the student's files of these lessons. An archive is unpacked `inside` a sandbox. Raises Refused if the
-    submission as a whole cannot be opened.
+def take(paths: list[Path], stems: list[str], inside: Runner) -> Taken:
+    """Take the student's files of these lessons. What is packed is opened, and what has an odd name is looked into,
+    `inside` a sandbox. Raises Refused if the submission as a whole cannot be opened.
     """
-    if path.is_dir():
-        return of_folder(path, stems)
-    packed, own = of_archive(path), wanted(stems)
-    name = "packed" + next(end for end in ARCHIVES if path.name.lower().endswith(end))
-    left, found = read_inside(inside, stems[0], {name: packed}, "unpacked", archive=name, wanted=own)
-    refused = left.get("refused")
-    if not isinstance(refused, list):
-        raise Refused(plain.plain_text(f"{path.name} cannot be read: {left.get('problem')}", 300))
-    kept = {name: found[name] for name in own if name in found and len(found[name]) <= MOST_FILE}
-    return Taken(kept, [str(line) for line in refused])
+    found = sifted(paths, stems)
+    if not found.odd and not found.archives:
+        taken = found.finish()
+    else:
+        taken = taken_inside(inside, stems, found)
+    if not taken.files and taken.unread:
+        raise Refused(plain.plain_text(taken.unread[0], 300))
+    return taken
+
+
+def sifted(paths: list[Path], stems: list[str]) -> Sieve:
+    """What these entries of the class's folder hold, by names and sizes alone."""
+    found = Sieve(wanted(stems), MOST_ARCHIVE)
+    for path in paths:
+        try:
+            if path.is_dir():
+                found.sift(in_folder(path), path.name if len(paths) > 1 else "")
+            else:
+                found.sift([entry_of(path, path.name)])
+        except (OSError, ValueError) as error:
+            if isinstance(error, Refused) or getattr(error, "errno", None) in OURS:
+                raise
+            why = f"{path.name} cannot be read: {type(error).__name__}: {error}"
+            raise Refused(plain.plain_text(why, 300)) from None
+    return found
+
+
+def taken_inside(inside: Runner, stems: list[str], found: Sieve) -> Taken:
+    given = [*(choice.file for choice in found.best.values()), *found.odd, *found.archives]
+    packed: dict[str, bytes | str] = {str(number): file.content for number, file in enumerate(given)}
+    left, read = read_inside(
+        inside, stems[0], packed, "unpacked", names=[file.name for file in given], wanted=found.wanted
+    )
+    lists = [left.get(name) for name in ("refused", "unread", "holds")]
+    if not all(isinstance(lines, list) for lines in lists):
+        what = " and ".join(file.name for file in found.archives) or "it"
+        raise Refused(plain.plain_text(f"{what} cannot be read: {left.get('problem')}", 300))
+    refused, unread, holds = ([str(line) for line in lines] for lines in lists)
+    kept = {own: read[own] for own in found.wanted if own in read and len(read[own]) <= MOST_FILE}
+    before = found.taken
+    return Taken(kept, before.refused + refused, before.unread + unread, before.holds + holds)
 
 
 def parse(inside: Runner, stem: str, text: str, notebook: bool) -> list[Cell]:
@@ -115,26 +137,19 @@ def read_inside(
     return left if isinstance(left, dict) else {}, run.files
 
 
-def wanted(stems: list[str]) -> list[str]:
-    return [own.as_posix() for stem in stems for own in files.own_files(stem)]
+def wanted(stems: list[str]) -> dict[str, list[str]]:
+    """The student's files of these lessons, by path in the course, each with lines by which it is known."""
+    return {
+        own.as_posix(): known_by(source.read_text("utf-8"))
+        for stem in stems
+        for own, source in files.own_files(stem).items()
+    }
 
 
-def of_archive(path: Path) -> bytes:
-    try:
-        return plain.plain_bytes(path, MOST_ARCHIVE)
-    except OSError as error:
-        if error.errno:
-            raise
-        raise Refused(f"{path.name} is longer than {MOST_ARCHIVE // 1_000_000} MB") from None
-
-
-def of_folder(path: Path, stems: list[str]) -> Taken:
-    try:
-        return handed_in.take(in_folder(path), wanted(stems))
-    except (OSError, ValueError) as error:
-        if isinstance(error, Refused) or getattr(error, "errno", None) in OURS:
-            raise
-        raise Refused(plain.plain_text(f"{path.name} cannot be read: {type(error).__name__}: {error}", 300)) from None
+def known_by(source: str) -> list[str]:
+    """Lines that a student's file has in common with its source: its TODOs, and the functions that it defines."""
+    titles = [f"TODO {number}: {title}" for number, title in regions.titles(source).items()]
+    return titles + re.findall(r"^(?:def|class) \w+\b", source, re.MULTILINE)
 
 
 def in_folder(root: Path) -> Iterator[handed_in.Entry]:
@@ -145,10 +160,11 @@ def in_folder(root: Path) -> Iterator[handed_in.Entry]:
             count += 1
             if count > MOST_ENTRIES:
                 raise Refused(f"{root.name} has more than {MOST_ENTRIES} files")
-            path = Path(folder, name)
-            mode = os.lstat(path).st_mode
-            kind = "file" if stat.S_ISREG(mode) else "link" if stat.S_ISLNK(mode) else "device"
-            yield handed_in.Entry(
-                str(inside / name), kind, lambda most, path=path: plain.plain_bytes(path, most, cut=True)
-            )
-        below[:] = sorted(name for name in below if name not in (".venv", ".git", "__pycache__"))
+            yield entry_of(Path(folder, name), str(inside / name))
+        below[:] = sorted(name for name in below if name not in handed_in.LEFT_BY_PROGRAMS)
+
+
+def entry_of(path: Path, name: str) -> handed_in.Entry:
+    mode = os.lstat(path).st_mode
+    kind = "file" if stat.S_ISREG(mode) else "link" if stat.S_ISLNK(mode) else "device"
+    return handed_in.Entry(name, kind, lambda most: plain.plain_bytes(path, most, cut=True))

@@ -22,6 +22,7 @@ from grader.engine.classroom import submissions
 from grader.engine.classroom.records import (
     GRADED,
     NOT_HANDED_IN,
+    NOTHING,
     REFUSED,
     VERSION,
     Class,
@@ -42,7 +43,13 @@ MEMORY = 3 << 30  # bytes for the worker itself; torch and a large class's seria
 
 
 def grade_one(
-    outside: Runner, trusted: Runner, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Runner,
+    trusted: Runner,
+    room: Class,
+    student: str,
+    paths: list[Path],
+    refuse: str,
+    heard: Callable[[dict], None],
 ) -> dict:
     """Grade one submission and return its record; `heard` receives each verdict. Raises only for failures of the
     machine.
@@ -54,7 +61,7 @@ def grade_one(
     record = {
         "version": VERSION,
         "student": student,
-        "submission": path.name,
+        "submission": submissions.name_of(paths),
         "course": {stem: course_digest(stem) for stem in room.stems},
         "guards": room.guards,
         "backend": room.backend,
@@ -71,11 +78,13 @@ def grade_one(
         if refuse:
             raise submissions.Refused(refuse)
         with Runner(outside, room.walls, room.course, [submissions.READING], room.stems[0]) as inside:
-            taken = submissions.take(path, room.stems, inside)
+            taken = submissions.take(paths, room.stems, inside)
     except submissions.Refused as problem:
         taken = submissions.Taken(refused=[str(problem)])
         record["state"] = REFUSED
-    record["digest"], record["refused"] = submissions.digest(path, room.stems), taken.refused
+    if not taken.files and record["state"] == GRADED:
+        record["state"], record["why"] = NOTHING, submissions.nothing_found(taken, room.stems)
+    record["digest"], record["refused"] = submissions.digest(paths, room.stems), taken.refused
     record["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in taken.files.items()}
     folder = room.taken(student)
     shutil.rmtree(folder, ignore_errors=True)
@@ -84,7 +93,7 @@ def grade_one(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     until = time.monotonic() + 60 * room.minutes
-    for stem in room.stems:
+    for stem in room.stems if record["state"] != NOTHING else ():
         judge_lesson(outside, trusted, room, stem, until, taken, record, heard)
     record["seconds"] = round(time.monotonic() - began, 2)
     return record
@@ -116,7 +125,7 @@ def judge_lesson(
         judge.unreadable = judge.unreadable.replace(f"{folder}/", "")
         if judge.student is None and not any(Path(name).stem == stem for name in taken.files):
             judge.unreadable = taken.refused[0] if record["state"] == REFUSED else NOT_HANDED_IN
-        for verdict in judge.verdicts():
+        for verdict in map(judge.verdict, room.counted(stem)):
             if verdict.message == NOT_HANDED_IN:
                 verdict.cause = "not_attempted"
             record["verdicts"].append(verdict.as_dict())
@@ -154,7 +163,7 @@ def work(out: str) -> None:
                 trusted,
                 room,
                 task["student"],
-                Path(task["path"]),
+                [*map(Path, task["paths"])],
                 task["refuse"],
                 lambda news, student=task["student"]: print(json.dumps({"student": student, **news}), flush=True),
             )
@@ -177,10 +186,16 @@ def limit_memory() -> None:
 
 
 def grade_and_keep(
-    outside: Runner, trusted: Runner, room: Class, student: str, path: Path, refuse: str, heard: Callable[[dict], None]
+    outside: Runner,
+    trusted: Runner,
+    room: Class,
+    student: str,
+    paths: list[Path],
+    refuse: str,
+    heard: Callable[[dict], None],
 ) -> None:
     try:
-        record = grade_one(outside, trusted, room, student, path, refuse, heard)
+        record = grade_one(outside, trusted, room, student, paths, refuse, heard)
     except Exception as error:  # the machine's fault, not the student's
-        record = failure(student, path, f"{type(error).__name__}: {error}")
+        record = failure(student, submissions.name_of(paths), f"{type(error).__name__}: {error}")
     keep(room, record)

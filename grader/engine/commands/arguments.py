@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,6 +66,8 @@ def backend_named(wish: str) -> "backends.Backend":
 def lesson_named(name: str) -> str:
     """The lesson of this name, or the only one whose name begins with it; not a sealed one."""
     stems, lesson = lessons.stems(), completed(name)
+    if not lesson and (meant := completed(name.partition("/")[0])):
+        fail(f"{name}: give a lesson here, without TODOs: {meant}")
     if lesson in seals.sealed():
         fail(seals.waits_for(lesson, right()))
     if not lesson:
@@ -88,14 +91,47 @@ def exercise_named(name: str) -> str:
 
 
 def todo_named(name: str) -> tuple[str, int]:
-    begun, _, number = name.partition("/")
+    """The one TODO of this name."""
+    lesson, numbers = todos_named(name)
+    if not numbers:
+        fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(titles(lesson))}")
+    if len(numbers) > 1:
+        fail(f"{name} is more than one TODO; give one, such as {lesson}/{numbers[0]}")
+    return lesson, numbers[0]
+
+
+def todos_named(name: str) -> tuple[str, list[int]]:
+    """The lesson and the TODOs of a name as `status` prints them, such as "02_data_parallel/1-3+5"; no TODO stands for
+    all.
+    """
+    begun, slash, numbers = name.partition("/")
     lesson = exercise_named(begun)
     known = titles(lesson)
-    if not number:
-        fail(f"which TODO? {lesson} has {lesson}/1 to {lesson}/{max(known)}")
-    if not number.isdecimal() or int(number) not in known:
+    if not slash:
+        return lesson, []
+    try:
+        found = tracks.spelled_out(numbers.replace(",", "+"))
+    except ValueError:
+        found = []
+    if not found or not set(found) <= set(known):
         fail(f"there is no TODO {name}; {lesson} has 1 to {max(known)}: {lesson}/1 is the first")
-    return lesson, int(number)
+    return lesson, list(dict.fromkeys(found))
+
+
+def chosen(names: Iterable[str], track: str = "all") -> dict[str, list[int]]:
+    """The lessons, in course order, and the TODOs that are asked for by their names and by a track; no TODO stands for
+    all of the lesson.
+    """
+    found: dict[str, list[int]] = {}
+    for lesson, numbers in map(todos_named, names):
+        before = found.get(lesson)
+        found[lesson] = [] if before == [] or not numbers else [*(before or []), *numbers]
+    for lesson, number in track_named(track) or []:
+        if lesson in seals.sealed():
+            continue
+        if found.get(lesson) != []:
+            found.setdefault(lesson, []).append(number)
+    return {lesson: sorted(set(found[lesson])) for lesson in sorted(found, key=lessons.ORDER.index)}
 
 
 def track_named(name: str) -> list[tracks.Id] | None:

@@ -59,9 +59,11 @@ def data() -> None:
     say(f"wikitext-2 is in the cache: {counts} tokens, {len(corpus.vocab):,} types")
 
 
-@app.command(rich_help_panel=BEGIN)
+@app.command(rich_help_panel=BEGIN, context_settings={"ignore_unknown_options": True})
 def lab(
-    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="arguments for JupyterLab")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="arguments for JupyterLab, such as --port 8917")
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the address")] = False,
 ) -> None:
     """Open the notebooks in JupyterLab."""
@@ -88,7 +90,7 @@ def lab(
     ]
     given = args or []
     if os.geteuid() == 0 and "--allow-root" not in given:
-        fail("JupyterLab does not start for root: log in as a user, or, in a container, ./workbook lab -- --allow-root")
+        fail("JupyterLab does not start for root: log in as a user, or, in a container, ./workbook lab --allow-root")
     if no_browser:  # below the level of errors it logs thirty lines at startup, one of them the address
         options += ["--no-browser", "--ServerApp.log_level=ERROR", "--LabApp.log_level=ERROR"]
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options, *given])

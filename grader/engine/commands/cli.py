@@ -31,7 +31,8 @@ def main() -> NoReturn:
     except TyperException as mistake:
         message = mistake.format_message()
         if "No such option" in message:
-            message += ". Arguments for the script or for pytest go after --"
+            takes = {"run": "the script", "test": "pytest"}.get(sys.argv[1] if len(sys.argv) > 1 else "")
+            message += f". Arguments for {takes} go after --" if takes else ""
         if message:  # empty after the help text that `./workbook` alone prints
             typer.echo(f"workbook: {message} (--help explains the commands)", err=True)
         code = 2

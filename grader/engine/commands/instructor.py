@@ -9,10 +9,16 @@ import typer
 from rich.markup import escape
 
 from grader.engine.classroom import records
-from grader.engine.commands.arguments import STUDENTS, TEACH, Todo, app, exercise_named, todo_named
+from grader.engine.commands.arguments import STUDENTS, TEACH, Todo, Track, app, chosen, exercise_named, todo_named
+from grader.engine.commands.arguments import todos_named
 from grader.engine.commands.screen import console, fail, say
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, seals, tracks
 from grader.engine.lesson.progress import exercises
+
+
+Lessons = Annotated[
+    str, typer.Option("--lessons", metavar="A,B/1-3", help="only these lessons, or TODOs of them; default: all")
+]
 
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
@@ -139,7 +145,11 @@ def grade(
         Path, typer.Option(metavar="DIR", help="where records, marks and feedback go; an interrupted run continues")
     ],
     jobs: Annotated[int, typer.Option(min=1, help="submissions graded at the same time")] = 1,
-    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
+    names: Lessons = "",
+    track: Track = "all",
+    keep: Annotated[
+        str, typer.Option(metavar="last|first", help="which counts if a student handed in the same twice")
+    ] = "last",
     seed: Annotated[
         str | None, typer.Option(help="seed of the checks; default: drawn, tested on the solutions, and kept in DIR")
     ] = None,
@@ -161,34 +171,41 @@ def grade(
 ) -> None:
     """Grade a class. Submissions are untrusted code, and each runs in isolation."""
     if not submissions.is_dir():
-        fail(f"{submissions}: no such folder")
+        unpack = "is a file: unpack it, and give the folder" if submissions.is_file() else "no such folder"
+        fail(f"{submissions}: {unpack}")
     if walls not in ("bubblewrap", "users", "off"):
         fail(f"--sandbox {walls}: it is bubblewrap, users or off")
     if walls == "users" and jobs > 1:  # of a job array, too, whose jobs may share a node
         fail("--sandbox users: one submission at a time, for one reaches the other's ports; leave --jobs away")
-    stems = sorted({exercise_named(name) for name in names.split(",") if name} or exercises(), key=lessons.ORDER.index)
-    for stem in [stem for stem in stems if lessons.lacking(stem)]:
-        if names:
-            fail(lessons.lacking(stem))
-        stems.remove(stem)
-        say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
+    if keep not in ("last", "first"):
+        fail(f"--keep {keep}: it is last or first")
+    asked = counting(names, track)
+    stems, todos = list(asked), {stem: numbers for stem, numbers in asked.items() if numbers}
+    if not stems:
+        fail(f"no lesson of the track {track} can be graded here")
     from grader.engine.classroom import grade as grading
     from grader.engine.classroom import pages
-    from grader.engine.classroom.submissions import students
+    from grader.engine.classroom.entries import students
     from grader.engine.commands import progress
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.ranks import backends
     from grader.engine.walls.sandbox import NoSandbox
 
-    if not (found := students(submissions)):
-        fail(f"{submissions}: there is no submission in it: no folder and no archive")
+    try:
+        found, told = students(submissions, keep)
+    except ValueError as problem:
+        fail(problem)
+    for line in told:
+        say(f"[yellow]{escape(line)}[/]")
+    if not found:
+        fail(f"{submissions}: there is no submission in it: no folder, no archive, no notebook, script or batch file")
     try:
         # On a cluster the GPUs are on the nodes of the jobs; a job that finds none says so in its records.
         backend = backend if slurm and backend == "nccl" else backends.for_a_class(backend).name
         grading.try_walls(walls, backend)
         if seed is None and not (out / "class.json").is_file() and lessons.has_solutions():
             seed = seed_for_a_class(stems)
-        room = grading.open_class(out, stems, seed, walls, minutes, backend)
+        room = grading.open_class(out, stems, seed, walls, minutes, backend, todos, told)
     except (ValueError, NoSandbox, ReleaseError) as problem:
         fail(problem)
     say(f"[{'red' if 'OPEN' in room.guards else 'dim'}]{escape(room.guards)}[/]")
@@ -209,6 +226,10 @@ def grade(
         raise typer.Exit(130) from None
     for path in pages.write(room):
         say(f"{path}")
+    empty = [name for name in found if records.read_record(room.record(name))["state"] == records.NOTHING]
+    if empty:
+        names = ", ".join(map(records.shown, empty[:5])) + (" and others" if len(empty) > 5 else "")
+        say(f"[yellow]nothing of the course is in {len(empty)} of {len(found)}, which have no mark: {escape(names)}[/]")
     failed = [name for name in found if records.read_record(room.record(name))["state"] == records.FAILED]
     if failed:
         fail(
@@ -216,6 +237,22 @@ def grade(
             f" {', '.join(map(records.shown, failed[:5]))}; the same command tries again",
             code=1,
         )
+
+
+def counting(names: str, track: str) -> dict[str, list[int]]:
+    """The lessons that are graded, each with the TODOs that count; none stands for all. Says which lessons are not
+    graded.
+    """
+    asked = chosen(filter(None, names.split(",")), track) or {stem: [] for stem in exercises()}
+    for stem in [stem for stem in asked if lessons.lacking(stem)]:
+        if names:
+            fail(lessons.lacking(stem))
+        del asked[stem]
+        say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
+    for stem in seals.sealed() if not names else ():
+        if stem in lessons.ORDER and (track == "all" or stem in dict(tracks.members(track))):
+            say(escape(f"– {stem} is not graded: it is sealed in this copy; ./workbook open {stem} opens it"))
+    return asked
 
 
 def seed_for_a_class(stems: list[str]) -> str:
@@ -280,8 +317,7 @@ def graded_class(out: Path) -> records.Class:
 
 @app.command(rich_help_panel=TEACH, hidden=STUDENTS)
 def autograder(
-    file: Annotated[Path, typer.Argument(metavar="FILE.zip")],
-    names: Annotated[str, typer.Option("--lessons", metavar="A,B", help="only these lessons; default: all")] = "",
+    file: Annotated[Path, typer.Argument(metavar="FILE.zip")], names: Lessons = "", track: Track = "all"
 ) -> None:
     """Pack the course as a Gradescope autograder: an archive to upload there."""
     from grader.engine.classroom import gradescope
@@ -289,7 +325,8 @@ def autograder(
 
     needs_solutions()
     try:
-        gradescope.pack(file, [exercise_named(name) for name in names.split(",") if name])
+        for line in gradescope.pack(file, chosen(filter(None, names.split(",")), track)):
+            say(f"[yellow]{escape(line)}[/]")
     except ReleaseError as problem:
         fail(problem)
     say(f"{file}")
@@ -306,19 +343,19 @@ def mutants(
 ) -> None:
     """Grade the grader: it must reject wrong answers and accept alternative right ones."""
     needs_solutions()
-    chosen: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
+    asked: dict[str, list[int]] = {}  # lesson -> TODOs; none: all of them
     for name in names or exercises():
-        lesson, number = todo_named(name) if "/" in name else (exercise_named(name), None)
-        chosen.setdefault(lesson, []).extend([number] if number else [])
+        lesson, numbers = todos_named(name) if "/" in name else (exercise_named(name), [])
+        asked.setdefault(lesson, []).extend(numbers)
     from grader.engine.judge import mutants as grader_graded
 
     if changes:
-        grader_graded.list_survivors(chosen, changes, seed)
+        grader_graded.list_survivors(asked, changes, seed)
         return
-    for lesson in chosen:
+    for lesson in asked:
         if not (lessons.COURSE / "grader" / "mutants" / f"{lesson}.py").is_file():
             fail(f"there is no grader/mutants/{lesson}.py, which holds the answers to try")
-    raise typer.Exit(grader_graded.run(chosen, seed))
+    raise typer.Exit(grader_graded.run(asked, seed))
 
 
 def needs_solutions() -> None:

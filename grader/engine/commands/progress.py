@@ -68,6 +68,8 @@ def line(record: dict) -> str:
     said = f"{escape(records.shown(record['student']))}: "
     if record["state"] == records.FAILED:
         return f"[red]{said}could not be graded: {escape(record['why'])}[/]"
+    if record["state"] == records.NOTHING:
+        return f"[yellow]{said}{records.NOTHING}: {escape(record['why'])}[/]"
     said += f"{records.points(record):g} of {most}"
     if record["state"] == records.REFUSED:
         said += f", refused: {escape(record['refused'][0])}"

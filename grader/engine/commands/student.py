@@ -14,6 +14,7 @@ from grader.engine.commands.arguments import (
     Track,
     app,
     backend_named,
+    chosen,
     completed,
     exercise_named,
     lesson_named,
@@ -62,7 +63,11 @@ def status(
 
 @app.command(rich_help_panel=LEARN)
 def check(
-    what: Annotated[str | None, typer.Argument(metavar="[LESSON[/TODO]]", help="default: all lessons")] = None,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[LESSON[/TODOS]]...", help="such as 02 or 02/1-3+5; default: all lessons"),
+    ] = None,
+    track: Track = "all",
     target: Annotated[
         Path | None, typer.Option(metavar="DIR", help="check the train/ and notebooks/ in this folder")
     ] = None,
@@ -70,9 +75,7 @@ def check(
     backend: Backend = "auto",
 ) -> None:
     """Check TODOs: which are right, and what is wrong with the rest."""
-    lesson, number = todo_named(what) if what and "/" in what else (what and exercise_named(what), None)
-    if lesson and (lacking := lessons.lacking(lesson)):
-        fail(lacking)
+    asked = to_check(what or [], track)
     folder = target and existing_folder(target)
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
@@ -91,31 +94,43 @@ def check(
         runner.backend = backend_named(backend)
         found = []
         for stem in checked_lessons():
-            if lesson in (None, stem):
+            if not asked or stem in asked:
                 if lacking := lessons.lacking(stem):
                     say(escape(f"– {stem} is not checked: {lacking}"))
                     continue
                 judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
-                for verdict in judge.verdicts() if number is None else [judge.verdict(number)]:
+                for verdict in map(judge.verdict, asked.get(stem) or sorted(judge.checks)):
                     known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
                     if not known:  # once: it belongs to no TODO
                         say_verdict(verdict, brief=any(before.status == "fail" for before in found))
                     found.append(verdict)
     if not found:
-        fail(f"{lesson} has no checks yet" if lesson else "nothing could be checked")
+        fail(f"{', '.join(asked)} has no checks yet" if asked else "nothing could be checked")
     if folder is None:
         remember(found)
     if json:
         write_whole(json, dumps([verdict.as_dict() for verdict in found], indent=2) + "\n")
     passed = sum(verdict.passed for verdict in found)
-    if number is not None and passed and folder is None and reference.reference(lesson, number):
-        say_reference(lesson, number)
+    if what and len(found) == passed == 1 and folder is None and reference.reference(found[0].lesson, found[0].todo):
+        say_reference(found[0].lesson, found[0].todo)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
     for stem, message in dict.fromkeys((v.lesson, v.message) for v in found if v.passed and v.message):
         say(escape(f"Right, but {message}. `./workbook diff {stem}` shows them: was this intended?"))
     unjudged = any(verdict.cause == "not_judged" for verdict in found)
     raise typer.Exit(3 if unjudged else passed < len(found))
+
+
+def to_check(names: list[str], track: str) -> dict[str, list[int]]:
+    """The lessons and TODOs that are asked for; none stands for all. Ends the command if they cannot be checked."""
+    asked = chosen(names, track)
+    for lesson in asked if names else ():
+        if lacking := lessons.lacking(lesson):
+            fail(lacking)
+    waiting = [stem for stem in seals.sealed() if stem in dict(track_named(track) or [])]
+    if waiting and not asked:
+        fail(seals.waits_for(waiting[0], right()))
+    return asked
 
 
 def existing_folder(target: Path) -> str:

@@ -7,7 +7,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from grader.engine.lesson import build, lessons, regions
+from grader.engine.lesson import build, lessons, parsing, regions
 from utils.whole import write_whole, written_whole
 
 
@@ -88,8 +88,10 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
             report.append(f"left out: {path} ({'a link' if file.is_symlink() else 'not there'})")
             continue
         contents[path.as_posix()] = file.read_bytes()
-        same = is_pristine(path, source)
-        report.append(f"{path}" + (" (warning: as it was given, nothing done)" if same else ""))
+        broken = what_breaks(path)
+        same = not broken and is_pristine(path, source)
+        warning = broken or ("as it was given, nothing done" if same else "")
+        report.append(f"{path}" + (f" (warning: {warning})" if warning else ""))
     if not contents:
         raise ValueError("there is nothing to hand in: none of the lessons' files is there")
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -105,6 +107,24 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return report
+
+
+def what_breaks(path: Path) -> str:
+    """Why no TODO of a student's file can be judged, or not all of them: it is no notebook, or not Python; "" if
+    nothing is wrong. It is handed in as it is.
+    """
+    if path.suffix not in (".py", ".ipynb"):
+        return ""
+    try:
+        text = (lessons.COURSE / path).read_text("utf-8-sig", errors="replace")
+        cells = parsing.cells(text, path.suffix == ".ipynb")
+    except ValueError as problem:
+        return f"{problem}; ./workbook reset {path.stem} brings the original back, and keeps yours"
+    for number, cell in enumerate(cells, start=1):
+        if cell.runs and (found := parsing.outline(cell.text)).error:
+            place = f"cell {number}, line {found.line}" if path.suffix == ".ipynb" else f"line {found.line}"
+            return f"{place} is not Python, {found.error}"
+    return ""
 
 
 def is_pristine(path: Path, source: Path) -> bool:

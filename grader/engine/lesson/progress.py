@@ -136,8 +136,8 @@ def track_map(name: str) -> list[str]:
             if still
             else ""
         )
-        numbers = seals.runs(number for _, number in here)
-        lines.append(f"  {mark} {lesson:22} {numbers:10} [dim]{rest}[/]")
+        name = f"{lesson}/{seals.runs(number for _, number in here)}"  # as `check` reads it
+        lines.append(f"  {mark} {name:33} [dim]{rest}[/]")
     return lines
 
 

@@ -53,11 +53,12 @@ NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc
 A_USER = 65_520
 
 GUARDS = {
-    "bubblewrap": "sees the course without solutions, read-only, and its own folders in memory, of limited size; "
-    "has its own processes and network, and no capabilities",
-    "users": "each rank runs as a user of its own. OPEN: it can read what every user may read, fill the disk and /tmp, "
-    "where ranks can find each other's files, and reach the network and other submissions' ports",
-    "off": "OPEN: it can do whatever you can do",
+    "bubblewrap": "Each submission runs in bubblewrap: it sees the course without solutions, read-only, and its own "
+    "folders in memory, of limited size; it has its own processes and network, and no capabilities.",
+    "users": "Each rank runs as one of several users: a user of its own, without bubblewrap. OPEN: it can read what "
+    "every user may read, fill the disk and /tmp, where ranks can find each other's files, and reach the network and "
+    "other submissions' ports.",
+    "off": "The sandbox is off: there is none. OPEN: a submission can do whatever you can do.",
 }
 BUBBLEWRAP, USERS, OFF = GUARDS
 LIMITS = (
@@ -74,7 +75,7 @@ class NoSandbox(RuntimeError):
 
 def guards(walls: str, gpus: bool = False) -> str:
     """What is between a submission and the machine, and what is not."""
-    return f"{walls}: {GUARDS[walls]}; limits: {LIMITS}{ON_GPUS if gpus else ''}"
+    return f"{GUARDS[walls]} Limits: {LIMITS}{ON_GPUS if gpus else ''}."
 
 
 def lacking(walls: str) -> str:
