@@ -14,6 +14,7 @@ raises `Wrong` if not:
 same `Judge`.
 """
 
+import copy
 import functools
 import importlib
 import traceback
@@ -25,7 +26,7 @@ from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, named_places
 from grader.engine.judge.twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
-from grader.engine.lesson import lessons, parsing, regions
+from grader.engine.lesson import changes, lessons, parsing, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.runner import Runner
@@ -245,7 +246,7 @@ class Judge:
         """The verdict if the script does not compile: the TODO that owns the line reports it. If no TODO does, none is
         blamed.
         """
-        teller = self.owner(self.broken.where, of=regions.todo_to_blame)
+        teller = self.owner(self.broken.where, of=changes.todo_to_blame)
         if teller not in self.checks:
             return self._say(number, "skipped", "no_python", self.broken.message, self.broken)
         if number == teller:
@@ -259,9 +260,12 @@ class Judge:
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message, cause = self.by_own_lines(number, problem), problem.cause
         changed, added = self.outside(given=True), self.outside(given=False)
-        if changed:
-            message, cause = f"{CHANGED}: {changed}. With them as they are now: {message}", "lines_outside"
+        if changed and self._right_as_given(number):
+            message = f"{CHANGED}: {changed}. With them as they were, TODO {number} is right; now: {message}"
+            cause = "lines_outside"
             problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: bring these lines back first."
+        elif changed:
+            message += f". Besides, {CHANGED}: {changed} (`./workbook diff {self.lesson}` shows them)"
         elif added and self.owner(problem.where) == number:
             if cause == "crash":  # one of them may have given a new meaning to a name
                 message += f". {ADDED}: {added}"
@@ -269,6 +273,13 @@ class Judge:
             message += f". {ADDED}: {added}"
             problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
         return self._say(number, "fail", cause, message, problem)
+
+    def _right_as_given(self, number: int) -> bool:
+        """Whether the TODO is right once all lines outside TODOs are the course's again."""
+        given = copy.copy(self.student)
+        given.units, given._runs, given.recent = as_given(self.student.units), {}, []
+        given.ask = given.launch
+        return self._problem(number, given) is None
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
         """The message, in which lines of given functions are replaced by the student's own line that led there: the
@@ -301,7 +312,7 @@ class Judge:
         return f"{', '.join(found[:3])}{more}"
 
     @functools.cached_property
-    def _changes(self) -> list[tuple[str, regions.Change]]:
+    def _changes(self) -> list[tuple[str, changes.Change]]:
         """The changes to what was given, with their places. A cell that is deleted or moved counts as one, and so does
         a line of the student's own cells that gives a new meaning to a name of the course's.
         """
@@ -309,15 +320,15 @@ class Judge:
         for unit in self.student.units:
             first = regions.compose(unit.source).split("\n")[0]
             if not unit.source:
-                changes = regions.rebound([other.source for other in self.student.units], unit.text)
+                mine = changes.rebound([other.source for other in self.student.units], unit.text)
             elif not unit.text.strip():
-                changes = [regions.Change(0, f"the cell “{first}” is gone", True)]
+                mine = [changes.Change(0, f"the cell “{first}” is gone", True)]
             else:
-                changes = regions.changed_elsewhere(unit.source, unit.text)
+                mine = changes.changed_elsewhere(unit.source, unit.text)
                 if unit in moved:
-                    changes.insert(0, regions.Change(0, f"the cell “{first}” is in another place", True))
+                    mine.insert(0, changes.Change(0, f"the cell “{first}” is in another place", True))
             file = unit.name.split(", cell")[0]
-            found += [(f"{unit.name}:{change.line}" if change.line else f"{file}:", change) for change in changes]
+            found += [(f"{unit.name}:{change.line}" if change.line else f"{file}:", change) for change in mine]
         return found
 
     def in_words(self, words: str | None) -> str | None:
@@ -382,6 +393,18 @@ class Judge:
         if own is None or (owner and self.owner(own) != number):
             return said
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
+
+
+def as_given(units: list[lessons.Unit]) -> list[lessons.Unit]:
+    """A lesson in which only the TODOs' code, and cells of their own, are the student's: given cells are all there, in
+    their order.
+    """
+    found, last = [], -1
+    for unit in units:
+        last = unit.place if unit.place is not None else last
+        text = changes.brought_back(unit.source, unit.text) if unit.source else unit.text
+        found.append((last, unit._replace(text=text)))
+    return [unit for _, unit in sorted(found, key=lambda placed: placed[0])]
 
 
 def is_elsewhere(line: Where, other: Where) -> bool:

@@ -176,8 +176,8 @@ class Verdict:
     todo: int
     title: str
     status: str  # pass | fail | skipped
-    # null | not_attempted | crash | wrong_value | mismatch | hang | lines_outside: given lines are changed or gone
-    # | prerequisite | not_installed | no_python
+    # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
+    # lines_outside: given lines are changed or gone; with them as they were, the TODO is right
     # not_judged: no draw of its numbers tells right from wrong, so there is no mark
     cause: str | None
     points: int
