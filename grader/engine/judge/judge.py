@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from grader.engine.judge.passed import Passed
-from grader.engine.judge.student import Student, named_places
+from grader.engine.judge.student import Student, hint_of_syntax, named_places
 from grader.engine.judge.twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import changes, lessons, parsing, regions
@@ -116,7 +116,8 @@ class Judge:
         if self.lacks:
             return self._say(number, "skipped", "not_installed", self.lacks)
         if self.student is None:
-            return self._say(number, "fail", "crash", self.unreadable)
+            hint = f"`./workbook reset {self.lesson}` brings the original back, and keeps a copy of your file."
+            return self._say(number, "fail", "crash", self.unreadable, Fault("crash", self.unreadable, hint=hint))
         self.broken = self.broken or no_python(self.lesson, self.student.units)
         if self.broken and not self._in_batch_files(number):
             return self._say_broken(number)
@@ -255,17 +256,17 @@ class Judge:
 
     def _passed(self, number: int) -> Verdict:
         changed = self.outside(given=True)
-        return self._say(number, "pass", None, f"{CHANGED}: {changed}" if changed else "")
+        return self._say(number, "pass", None, f"{CHANGED.lower()}: {changed}" if changed else "")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message, cause = self.by_own_lines(number, problem), problem.cause
         changed, added = self.outside(given=True), self.outside(given=False)
         if changed and self._right_as_given(number):
-            message = f"{CHANGED}: {changed}. With them as they were, TODO {number} is right; now: {message}"
+            message += f". {CHANGED}: {changed}; with them as they were, TODO {number} is right"
             cause = "lines_outside"
             problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: bring these lines back first."
         elif changed:
-            message += f". Besides, {CHANGED}: {changed} (`./workbook diff {self.lesson}` shows them)"
+            message += f". Besides, {CHANGED.lower()}: {changed} (`./workbook diff {self.lesson}` shows them)"
         elif added and self.owner(problem.where) == number:
             if cause == "crash":  # one of them may have given a new meaning to a name
                 message += f". {ADDED}: {added}"
@@ -307,18 +308,18 @@ class Judge:
         """Lines outside all TODOs that differ from the course's: `given` lines that were changed or removed, or else
         lines that were added. "" if there are none.
         """
-        found = [f"{unit} {change.text}" for unit, change in self._changes if change.given == given]
+        found = [words for words, change in self._changes if change.given == given]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return f"{', '.join(found[:3])}{more}"
 
     @functools.cached_property
     def _changes(self) -> list[tuple[str, changes.Change]]:
-        """The changes to what was given, with their places. A cell that is deleted or moved counts as one, and so does
+        """The changes to what was given, in words. A cell that is deleted or moved counts as one, and so does
         a line of the student's own cells that gives a new meaning to a name of the course's.
         """
         found, moved = [], lessons.moved_cells(self.student.units)
         for unit in self.student.units:
-            first = regions.compose(unit.source).split("\n")[0]
+            first = (unit.text or regions.compose(unit.source)).strip().split("\n")[0]
             if not unit.source:
                 mine = changes.rebound([other.source for other in self.student.units], unit.text)
             elif not unit.text.strip():
@@ -327,8 +328,11 @@ class Judge:
                 mine = changes.changed_elsewhere(unit.source, unit.text)
                 if unit in moved:
                     mine.insert(0, changes.Change(0, f"the cell “{first}” is in another place", True))
-            file = unit.name.split(", cell")[0]
-            found += [(f"{unit.name}:{change.line}" if change.line else f"{file}:", change) for change in mine]
+            file, _, cell = unit.name.partition(", cell")
+            for change in mine:
+                inside = f" in the cell “{first}”" if first not in change.text else ""
+                at_line = f"{change.text}{inside}" if cell else f"{file}:{change.line} {change.text}"
+                found.append((at_line if change.line else f"{file}: {change.text}", change))
         return found
 
     def in_words(self, words: str | None) -> str | None:
@@ -412,7 +416,7 @@ def is_elsewhere(line: Where, other: Where) -> bool:
     return line[:2] != other[:2] and line[2] != other[2]
 
 
-CHANGED = "lines that were given are changed or gone"
+CHANGED = "Lines that were given are changed or gone"
 SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged and not marked: the check itself failed"
@@ -434,7 +438,7 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
                 [unit.name, number, "<source>"],
                 expected="a file that Python can read",
                 seen=what,
-                hint="Python reads a file before it runs it. Is a bracket, a colon or a body missing, there or above?",
+                hint=hint_of_syntax(what),
             )
     return None
 

@@ -82,14 +82,14 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
     The archive's manifest.json records the version of the course and a description of each file.
     """
     report, contents = [], {}
-    for path, source in ((p, s) for stem in stems for p, s in own_files(stem).items()):
+    for stem, path, source in ((stem, p, s) for stem in stems for p, s in own_files(stem).items()):
         file = lessons.COURSE / path
         if file.is_symlink() or not file.is_file():
             report.append(f"left out: {path} ({'a link' if file.is_symlink() else 'not there'})")
             continue
         contents[path.as_posix()] = file.read_bytes()
-        same = is_pristine(path, source)
-        report.append(f"{path}" + (" (warning: as it was given, nothing done)" if same else ""))
+        warning = "as it was given, nothing done" if is_pristine(path, source) else unjudgeable(stem, path)
+        report.append(f"{path} (warning: {warning})" if warning else f"{path}")
     if not contents:
         raise ValueError("there is nothing to hand in: none of the lessons' files is there")
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -105,6 +105,23 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return report
+
+
+def unjudgeable(lesson: str, path: Path) -> str:
+    """Why no TODO in a file, or in one of its cells, can be judged; "" if it can be read, and is Python."""
+    if path.suffix not in (".py", ".ipynb"):
+        return ""
+    try:
+        units = lessons.units(lesson)
+    except ValueError:
+        return f"it cannot be read, so nothing in it is judged; ./workbook reset {lesson} brings the original back"
+    for unit in units:
+        what, line, _ = unit.outline
+        if what and lessons.is_notebook(lesson):
+            return f"the cell “{next(filter(str.strip, unit.text.splitlines()), '').strip()}” is not Python: {what}"
+        if what:
+            return f"line {line} is not Python, so nothing in it is judged: {what}"
+    return ""
 
 
 def is_pristine(path: Path, source: Path) -> bool:
