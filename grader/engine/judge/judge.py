@@ -17,6 +17,7 @@ same `Judge`.
 import copy
 import functools
 import importlib
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from types import ModuleType
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, hint_of_syntax, named_places
 from grader.engine.judge.twice import KEPT, Second
-from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
+from grader.engine.judge.verdict import ALIKE, BadCheck, BadDraw, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import changes, lessons, parsing, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
@@ -136,6 +137,8 @@ class Judge:
                 return self._check(number)
             except BadDraw as problem:
                 self.draws[number], why = self.student.again + 2, str(problem)
+            except BadCheck as problem:
+                return self._say(number, "skipped", "not_judged", f"{AT_FAULT}: {problem.args[0]}")
         self.draws[number] = DRAWS
         return self._say(number, "skipped", "not_judged", f"{NOT_JUDGED}: {why}")
 
@@ -179,15 +182,47 @@ class Judge:
                 problem.hint = f"Note that {loose.message}. {loose.hint}"
             return self.returned(number, student.recent, only=NOTHING) or problem
         except Fault as problem:
+            if problem.cause == "crash" and problem.where is None:
+                self._must_be_the_codes(number, student, problem)
             return problem
         except Unjudged:
             raise
         except Exception as error:
             if not student.units:
                 raise
+            self._must_be_the_codes(number, student, error)
             return self.returned(number, student.recent) or not_understood(error)
         # A float where a whole number is promised has the right value, and breaks the next range().
         return self.not_contiguous(number, student.recent) or self.returned(number, student.recent, only="a float")
+
+    def _must_be_the_codes(self, number: int, student: Student, problem: Exception) -> None:
+        """A check that crashed did so because of what the code left.
+
+        Raises:
+            BadCheck: it crashes in the same way on the solution; or, where that is not there, on a name or a call of
+            its own.
+        """
+        if lessons.has_solutions():
+            mistaken = self._alike_on_the_solution(number, student, problem)
+        else:
+            mistaken = isinstance(problem, TypeError) and bool(WRONG_CALL.search(str(problem)))
+        if mistaken or isinstance(problem, (NameError, ImportError)):
+            raise BadCheck(problem.message if isinstance(problem, Fault) else spoken_crash(problem)) from problem
+
+    def _alike_on_the_solution(self, number: int, student: Student, problem: Exception) -> bool:
+        """Whether the check, with the same numbers, crashes in the same way on the solution."""
+        root, solution = lessons.source_root(), copy.copy(student)
+        # Not beside the student's code: what a server has compiled stays in its memory.
+        solution.runner = student.runner.trusted
+        solution.units, solution.batch = lessons.units(self.lesson, root), lessons.batch_units(self.lesson, root)
+        solution.recent, solution._runs, solution.ask = [], {}, solution.launch
+        try:
+            self.checks[number](solution)
+        except Unjudged:
+            raise
+        except Exception as error:
+            return type(error) is type(problem) and str(error) == str(problem)
+        return False
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -420,6 +455,9 @@ CHANGED = "Lines that were given are changed or gone"
 SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged and not marked: the check itself failed"
+AT_FAULT = "not judged and not marked: the check is at fault, so tell your instructor"
+# Python's words for a call that does not fit a function's signature.
+WRONG_CALL = re.compile(r"\(\) (got an unexpected keyword|got multiple values|missing \d+ required|takes )")
 ADDED = "Outside the TODOs, these lines are not the course's"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
@@ -444,11 +482,15 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
 
 
 def not_understood(error: Exception) -> Fault:
-    """A check that crashed, and the line that did."""
+    """The fault of code whose results make a check crash."""
+    return Fault("crash", f"the check cannot read what the code left: {spoken_crash(error)}"[:500])
+
+
+def spoken_crash(error: Exception) -> str:
+    """An exception of a check, and the line that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    message = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
-    return Fault("crash", message[:500])
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def check_module(lesson: str) -> ModuleType:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from grader.engine.jobs import batch, stand_ins
-from grader.engine.judge.verdict import BadDraw, Wrong, count_of
+from grader.engine.judge.verdict import BadCheck, BadDraw, Wrong, count_of
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.backends import NoBackend
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
@@ -101,10 +101,10 @@ class Student:
 
         Raises:
             BadDraw: they do not; `wrong` is the wrong answer that would pass.
-            Unjudged: the student's code has already run.
+            BadCheck: the student's code has already run.
         """
         if self.recent:
-            raise Unjudged("a premise of this check comes after the student's code has run")
+            raise BadCheck("a premise of this check comes after the student's code has run")
         self.premises += 1
         if not holds:
             raise BadDraw(f"with the numbers drawn for this check, this would pass: {wrong}")
@@ -285,8 +285,10 @@ class Student:
                     SERIAL[key] = self._apart(function, inputs, on_gpus)
                 else:
                     SERIAL[key] = on_one_thread(function, json.loads(json.dumps(inputs)))
+            except (Unjudged, OSError, MemoryError):
+                raise
             except Exception as error:
-                raise Unjudged(f"the check's own reference fails: {type(error).__name__}: {error}") from error
+                raise BadCheck(f"its own reference fails: {type(error).__name__}: {error}") from error
         return SERIAL[key]
 
     def _apart(self, function: Callable, inputs: dict[str, Any], on_gpus: bool) -> Any:

@@ -14,6 +14,10 @@ class BadDraw(Unjudged):
     """The numbers drawn for a check do not distinguish right from wrong; others may."""
 
 
+class BadCheck(Unjudged):
+    """The check itself is mistaken, so nothing can be said of the code."""
+
+
 class Wrong(Exception):
     """The code ran and did the wrong thing. `expected` and `seen` are a few words each."""
 
@@ -178,7 +182,7 @@ class Verdict:
     status: str  # pass | fail | skipped
     # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
     # lines_outside: given lines are changed or gone; with them as they were, the TODO is right
-    # not_judged: no draw of its numbers tells right from wrong, so there is no mark
+    # not_judged: the check is at fault, or no draw of its numbers tells right from wrong; so there is no mark
     cause: str | None
     points: int
     max_points: int
