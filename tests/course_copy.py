@@ -76,7 +76,7 @@ class Student:
         left = psutil.wait_procs(self.processes(), timeout=60)[1]
         assert not left, left
 
-    def run(self, *args: str) -> subprocess.CompletedProcess:
+    def run(self, *args: str, limit: float = 300) -> subprocess.CompletedProcess:
         return subprocess.run(
             self.course.command(*args),
             cwd=self.course.folder,
@@ -84,7 +84,7 @@ class Student:
             text=True,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=300,
+            timeout=limit,
         )
 
     def servers(self) -> dict[str, psutil.Process]:

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from grader import OWN
 from grader.engine.inside import anew, evidence, observe, on_gpu, recording, returned
@@ -351,11 +352,22 @@ def suggestion(error: BaseException) -> str:
     return f" (perhaps '{found[0]}'?)" if found else ""
 
 
+def reason(error: BaseException) -> BaseException:
+    """The error itself; of torch's CheckpointException, which says only that some ranks failed, the first rank's."""
+    failures = getattr(error, "failures", None)
+    if isinstance(error, CheckpointException) and isinstance(failures, dict) and failures:
+        inner = failures[min(failures, key=str)]
+        inner = inner[0] if isinstance(inner, tuple) and inner else inner
+        return inner if isinstance(inner, BaseException) else error
+    return error
+
+
 def describe(error: BaseException) -> dict:
     """What the judge needs to know about an exception: type, text, frames, and how the function that raised it was
     called, if `returned` knows.
     """
     walked = traceback.walk_tb(error.__traceback__)
+    error = reason(error)
     frames = [[frame.f_code.co_filename, line, frame.f_code.co_name] for frame, line in walked]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])

@@ -119,15 +119,18 @@ def expect(
 
 
 @contextmanager
-def hinted(hint: str, *causes: str) -> Iterator[None]:
+def hinted(hint: str, *causes: str, told: str = "") -> Iterator[None]:
     """Failures in this block get this hint before the TODO's own hints, whose first is about a different part of the
-    TODO. With `causes`, such as "hang", only such failures do.
+    TODO. With `causes`, such as "hang", only such failures do. `told`: the scenario, in words, for what stops the ranks
+    in it; what a check raises itself says that already.
     """
     try:
         yield
     except (Wrong, Fault) as problem:
         if not causes or problem.cause in causes:
             problem.hint = problem.hint or hint
+        if told and isinstance(problem, Fault):
+            problem.message = f"{told}: {problem.message}"
         raise
 
 
