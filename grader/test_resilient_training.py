@@ -1058,6 +1058,7 @@ def where_it_fails(rank, save, out):
     }
     seen = {"errors": {}, "named": {}}
     for step, (where, name, fails) in failing.items():
+        mark(name="fails", told=f"where {FAILURES[str(step)][0]}")
         with mock.patch.object(where, name, fails):
             seen["errors"][str(step)] = error_of(partial(save, step))
         seen["named"][str(step)] = (out / f"step-{step}").exists()
@@ -1181,8 +1182,13 @@ def begun(student, world):
             "A group is made once in a run. Which one are you given for this?",
         )
     if run is None:
+        met.hint = met.hint or (ALONE if met.scenario else "")
         raise met
     return run
+
+
+# Where a rank stops, or waits forever, when a save fails.
+ALONE = "Where one rank's writing fails, which ranks hear of it, and by which call? Each rank must make that call."
 
 
 # ---------------------------------------------------------------------------------------------------

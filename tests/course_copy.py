@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from grader.engine.lesson import lessons, regions
 
 # Compiled modules are copied, but those that are being written ("*.pyc.*"): to compile the course takes seconds.
@@ -51,3 +53,53 @@ class Course:
             stdin=subprocess.DEVNULL,
             timeout=300,
         )
+
+
+class Student:
+    """A course, and a folder for temporary files of its own, so that its servers are nobody else's. A context manager;
+    afterwards none of them is left.
+
+    The folder's name must be short: a socket's address is.
+    """
+
+    def __init__(self, course: Course, temporary: Path) -> None:
+        self.course, self.temporary = course, temporary
+        self.environment = course.environment(TMPDIR=str(temporary))
+        for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER"):
+            self.environment.pop(name, None)
+
+    def __enter__(self) -> "Student":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run("stop")
+        left = psutil.wait_procs(self.processes(), timeout=60)[1]
+        assert not left, left
+
+    def run(self, *args: str, limit: float = 300) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.course.command(*args),
+            cwd=self.course.folder,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=limit,
+        )
+
+    def servers(self) -> dict[str, psutil.Process]:
+        """The servers that are kept, by their addresses."""
+        found = {}
+        for process in sorted(self.processes(), key=psutil.Process.create_time):  # its children have the same words
+            line = process.info["cmdline"] or []
+            if "grader.engine.ranks.server" in line and line[-1].startswith(str(self.temporary)):
+                found.setdefault(line[-1], process)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs for this student."""
+        found = []
+        for process in psutil.process_iter(["environ", "cmdline"]):
+            if (process.info["environ"] or {}).get("TMPDIR") == str(self.temporary):
+                found.append(process)
+        return found

@@ -780,3 +780,74 @@ def test_bytes_for_each_rank_of_an_all_to_all(runner):
         (1, ((0, 8),), 8),
         (1, ((0, 12),), 12),
     ]
+
+
+OWN_GROUPS = """
+    first = rank - rank % 2
+    own = dist.new_group([first, first + 1])
+    x = torch.ones(1)
+    dist.all_reduce(x, group=own)
+    return x
+    """
+
+
+def test_each_rank_makes_every_group(runner):
+    fault = launch(runner, OWN_GROUPS, world=4).fault
+    assert fault.cause == "mismatch" and "the ranks call new_group for different groups" in fault.message
+    assert "new_group (ranks [0, 1])" in fault.message and "new_group (ranks [2, 3])" in fault.message
+    assert "each rank makes every group" in fault.hint
+    one = launch(runner, "if rank == 0: dist.new_group([0, 1])\nreturn 1", world=2).fault
+    assert one.cause == "hang" and "each rank makes every group" in one.hint
+    every = """
+        groups = [dist.new_group([0, 1]), dist.new_group(ranks=(3, 2)), dist.new_group()]
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups[rank // 2])
+        return x
+        """
+    assert launch(runner, every, world=4).fault is None
+    local = OWN_GROUPS.replace("first + 1])", "first + 1], use_local_synchronization=True)")
+    assert launch(runner, local, world=4).fault is None
+
+
+def test_a_rank_that_sleeps_is_told_with_where_the_others_are(runner, monkeypatch):
+    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.5)
+    body = """
+        if rank == 0:
+            import threading
+            lock = threading.Lock()
+            lock.acquire() and lock.acquire()
+        if rank == 1:
+            return 1
+        dist.barrier()
+        """
+    fault = launch(runner, body, world=3).fault
+    assert fault.cause == "hang" and "rank 0 sleeps at train/x.py:8 and nothing will wake it" in fault.message
+    assert "; rank 1 is not there: it has finished" in fault.message and "; rank 2 waits in barrier" in fault.message
+
+
+def test_what_torch_says_of_a_checkpoint_is_the_ranks_own_reason(runner):
+    body = """
+        import torch.distributed.checkpoint as dcp
+        dcp.save({"a": torch.ones(2)}, checkpoint_id="c")
+        dcp.load({"a": torch.ones(2), "b": torch.ones(2)}, checkpoint_id="c")
+        """
+    fault = launch(runner, body, world=2, common=True).fault
+    assert fault.cause == "crash" and "CheckpointException" not in fault.message, fault.message
+    assert "RuntimeError: Missing key in checkpoint state_dict: b" in fault.message and "train/x.py:7" in fault.message
+
+
+def test_a_fault_is_told_with_the_checks_case(runner):
+    body = """
+        from grader.engine.inside.observe import mark
+        mark(told="where all is well")
+        if rank == 0:
+            mark(told="where rank 1 is late")
+            1 / ZERO
+        dist.barrier()
+        if rank == 1:
+            dist.recv(torch.ones(1), 0)
+        """
+    crash = launch(runner, body.replace("ZERO", "0"), world=2).fault
+    assert crash.scenario == "where rank 1 is late" and crash.message.startswith("where rank 1 is late: rank 0 stopped")
+    hang = launch(runner, body.replace("1 / ZERO", "dist.barrier(); dist.barrier()"), world=2).fault
+    assert hang.cause == "hang" and hang.message.startswith("where all is well: "), hang.message

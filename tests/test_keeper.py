@@ -2,15 +2,13 @@
 
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 
-from course_copy import Course
+from course_copy import Course, Student
 from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.ranks.connection import Connection, ServerGone
@@ -19,44 +17,6 @@ from student_notebook import LESSON, Kernel, blank, cell, filled, save
 
 TODO = "ddp_training/4"
 RIGHT = f"✓ {TODO}"
-
-
-class Student:
-    """A course, and a folder for temporary files of its own, so that its servers are nobody else's."""
-
-    def __init__(self, course: Course, temporary: Path) -> None:
-        self.course, self.temporary = course, temporary
-        self.environment = course.environment(TMPDIR=str(temporary))
-        for name in ("CI", "PYTEST_CURRENT_TEST", "WORKBOOK_NO_SERVER"):
-            self.environment.pop(name, None)
-
-    def run(self, *args: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            self.course.command(*args),
-            cwd=self.course.folder,
-            env=self.environment,
-            text=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=300,
-        )
-
-    def servers(self) -> dict[str, psutil.Process]:
-        """The servers that are kept, by their addresses."""
-        found = {}
-        for process in sorted(self.processes(), key=psutil.Process.create_time):  # its children have the same words
-            line = process.info["cmdline"] or []
-            if "grader.engine.ranks.server" in line and line[-1].startswith(str(self.temporary)):
-                found.setdefault(line[-1], process)
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """All that runs for this student."""
-        found = []
-        for process in psutil.process_iter(["environ", "cmdline"]):
-            if (process.info["environ"] or {}).get("TMPDIR") == str(self.temporary):
-                found.append(process)
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +28,8 @@ def course(tmp_path_factory):
 
 @pytest.fixture
 def student(course):
-    with tempfile.TemporaryDirectory(prefix="wb-") as temporary:  # a socket's address is short
-        student = Student(course, Path(temporary))
+    with tempfile.TemporaryDirectory(prefix="wb-") as temporary, Student(course, Path(temporary)) as student:
         yield student
-        student.run("stop")
-        left = psutil.wait_procs(student.processes(), timeout=60)[1]
-        assert not left, left
 
 
 def test_one_server_for_all_commands_and_for_a_notebook(student):

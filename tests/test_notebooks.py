@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -183,3 +184,10 @@ def test_nbgrader_itself_makes_the_same_release(course):
     assert [cell.metadata for cell in theirs.cells] == [cell.metadata for cell in ours.cells]
     litter = {path.name for path in course.iterdir()}
     assert litter <= {".workbook", "grader", "nbgrader_config.py", "notebooks", "solutions"}
+
+
+def test_each_question_comes_after_the_logs_that_it_asks_about():
+    text = lessons.source_path("11_when_it_hangs").read_text("utf-8")
+    for story in range(1, 11):
+        launched = re.search(rf'launch\(f?"story_{story}[_"]', text)
+        assert launched and launched.start() < text.index(f"def story_{story}("), story

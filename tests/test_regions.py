@@ -2,7 +2,7 @@
 
 import pytest
 
-from grader.engine.lesson import regions
+from grader.engine.lesson import changes, regions
 
 SOURCE = '''\
 """A lesson."""
@@ -264,7 +264,7 @@ def test_code_added_below_a_body_belongs_to_it():
 def test_a_given_line_below_a_body_that_is_changed_a_little_does_not_belong_to_it():
     edited = START.replace("    return total\n", "    return totals\n").replace("    total = 0\n", "    total = \n")
     assert code_of(edited, 3) == ['    print("start")\n\n    # as many times as there are ranks', "    print(total)"]
-    assert [change.text for change in regions.changed_elsewhere(SOURCE, edited)] == ["“total =”", "“return totals”"]
+    assert [change.text for change in changes.changed_elsewhere(SOURCE, edited)] == ["“total =”", "“return totals”"]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_given_line_below_a_body_that_is_changed_a_little_does_not_belong_to_i
 def test_given_lines_are_told_from_added_ones(old, new, told):
     edited = START.replace(old, new)
     assert edited != START
-    found = regions.changed_elsewhere(SOURCE, edited)
+    found = changes.changed_elsewhere(SOURCE, edited)
     assert sorted((change.text, change.given) for change in found) == sorted(told)
 
 
@@ -307,7 +307,7 @@ def test_who_is_to_blame_for_what_is_no_python(old, new, todo):
     edited = START.replace(old, new)
     with pytest.raises(SyntaxError) as caught:
         compile(edited, "x.py", "exec")
-    assert regions.todo_to_blame(SOURCE, edited, caught.value.lineno) == todo
+    assert changes.todo_to_blame(SOURCE, edited, caught.value.lineno) == todo
 
 
 def test_a_deleted_body_is_an_empty_range_and_an_attempt():

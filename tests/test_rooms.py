@@ -133,6 +133,8 @@ def test_a_circle_is_seen():
 def test_contributing_names_every_file_with_its_sentence():
     text = (COURSE / build.CONTRIBUTING).read_text("utf-8")
     assert f"\n{contents.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
+    assert f"\n{contents.signatures()}\n<!-- end of signatures -->" in text, "run ./workbook build"
+    assert "\ncheck_tensor(what, seen, right, rel=0.0, rank=None, *, dtype=None," in contents.signatures()
     for path in [*FILES, *KIT, *LIBRARY]:
         assert contents.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
 

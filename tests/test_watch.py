@@ -243,3 +243,13 @@ def test_a_poll_sees_each_save_however_soon(tmp_path, monkeypatch):
     watch.ended.set()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_what_comes_next_is_named():
+    track = [("02_data_parallel", 1), ("ddp_training", 1), ("fsdp_training", 1)]
+    told = {stem: looking.Watch(None, stem, track).what_next() for stem, _ in track}
+    assert told["02_data_parallel"] == "Go on with ddp_training."
+    assert told["ddp_training"] == "Run it: ./workbook run ddp_training --nproc 2. Then go on with fsdp_training."
+    assert told["fsdp_training"].endswith("It is the last lesson of your track.")
+    assert looking.Watch(None, "02_data_parallel").what_next() == "Go on with ddp_training."
+    assert looking.Watch(None, checked_lessons()[-1]).what_next().endswith("It is the last lesson.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grader.engine.judge.verdict import Wrong, expect
+from grader.engine.judge.verdict import BadCheck, Wrong, expect
 from grader.kit.predictions import known
 
 # The hint where `crossed` passes are wrong.
@@ -83,6 +83,8 @@ def check_tensor(
         wrongs: what was done -> the tensor that comes of it, or that and a hint. It is told if it alone fits.
         than: what `right` is, in words.
     """
+    if not isinstance(what, str) or not isinstance(right, torch.Tensor):
+        raise BadCheck("check_tensor is called with something else than (what, seen, right): a text and two tensors")
     check_shape(what, seen, right.shape, dtype or right.dtype, rank, hint)
     if not close(seen, right, rel, scale):
         mistakes = {

@@ -827,6 +827,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
             "first = rank - rank % spread\nreturn dist.new_group(list(range(first, first + spread))), dist.new_group(list(range(rank % spread, world, spread)))",
             None,
         ],
+        says="call new_group for different groups",
     ),
     Answer(
         7,

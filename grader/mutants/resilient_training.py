@@ -429,6 +429,15 @@ dist.barrier()
     Answer(9, "nobody waits for the end", swap=("    writing.result()\n", "")),
     Answer(
         9,
+        "rank 0 alone asks for the result",
+        swap=(
+            "    writing.result()\n    if dist.get_rank() == 0:\n",
+            "    if dist.get_rank() == 0:\n        writing.result()\n",
+        ),
+        says="where rank 1 cannot write, its disk is full: ",
+    ),
+    Answer(
+        9,
         "written into its place",
         swap=(
             ("checkpoint_id=part,", "checkpoint_id=folder,"),

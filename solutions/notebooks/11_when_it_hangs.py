@@ -3,8 +3,8 @@
 #
 # A serial program that fails says where it failed. A parallel program may stop and say nothing; or one rank of many
 # dies, and all the others complain; or it continues and is wrong. This lesson tells ten such stories. In each, a
-# colleague has changed your `ddp_training` a little. You find the cause with the tools of the trade, fix a line or two,
-# and answer a question.
+# colleague has changed your `ddp_training` a little. Run each story as it is given first, and find the cause with the
+# tools of the trade; then answer a question, and fix a line or two.
 #
 # It builds on `02_data_parallel` and on your own `train/ddp_training.py`, which `launch` runs with `torchrun`, with a
 # story's functions in place of the script's. Nothing is simulated: logs, stacks and dumps are real. All runs use CPUs
@@ -89,17 +89,6 @@ def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoc
     ### END SOLUTION
 
 
-def story_1() -> tuple[int, str, str]:
-    """In the run as given: the rank that waits in a call which no other rank makes; that call, in `dist`; and the
-    innermost function of ddp_training in which the other rank waits."""
-    # TODO 1, again: what did the logs say? Read them below before you fix anything.
-    ### BEGIN SOLUTION
-    return 0, "barrier", "global_mean"
-    ### STUDENT
-    # return -1, "", ""
-    ### END SOLUTION
-
-
 # %% [markdown]
 # `torchrun --log-dir DIR --redirects 3` keeps a log for each rank, and `launch` does so. Read the logs of **all**
 # ranks: the rank that times out first is not the one with the fault.
@@ -144,6 +133,19 @@ print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the
 # Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). `NCCL_DEBUG=INFO` says which
 # network NCCL uses, and where it fails to start ([docs/nccl.md](../docs/nccl.md)).
 
+
+# %% nbgrader={"grade": false, "grade_id": "todo_1_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def story_1() -> tuple[int, str, str]:
+    """In the run as given: the rank that waits in a call which no other rank makes; that call, in `dist`; and the
+    innermost function of ddp_training in which the other rank waits."""
+    # TODO 1, again: what did the logs say, before you fixed anything?
+    ### BEGIN SOLUTION
+    return 0, "barrier", "global_mean"
+    ### STUDENT
+    # return -1, "", ""
+    ### END SOLUTION
+
+
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/1")
 
@@ -186,6 +188,13 @@ def average_gradients_2(model: nn.Module) -> None:
         parameter.grad /= dist.get_world_size()
 
 
+# %%
+for debug in "OFF", "DETAIL":
+    run = launch(f"story_2_{debug}", setup_1, wrap_2, make_optimizer_2, env={"TORCH_DISTRIBUTED_DEBUG": debug})
+    print(f"\n--- {debug}: {run}\n{run.log(0, 12)}\n{run.log(1, 12)}")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_2_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_2() -> tuple[str, bool]:
     """In the run as given: where the fingerprints differ first, in "operation", "shape" or "dtype"; and whether DETAIL
     would have reported anything if all gradients had one shape."""
@@ -196,11 +205,6 @@ def story_2() -> tuple[str, bool]:
     # return "", True
     ### END SOLUTION
 
-
-# %%
-for debug in "OFF", "DETAIL":
-    run = launch(f"story_2_{debug}", setup_1, wrap_2, make_optimizer_2, env={"TORCH_DISTRIBUTED_DEBUG": debug})
-    print(f"\n--- {debug}: {run}\n{run.log(0, 12)}\n{run.log(1, 12)}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_2", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/2")
@@ -242,6 +246,14 @@ def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
     ### END SOLUTION
 
 
+# %%
+run = launch("story_3", setup_1, make_samplers_3, samples=47, flags="--log-every 100")
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 26)}")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_3_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_3() -> tuple[int, str, str]:
     """In the run as given: the rank with one batch too many; what it did when the run died (the innermost function of
     ddp_training in its stack); and the innermost function of ddp_training in the other rank's stack."""
@@ -252,12 +264,6 @@ def story_3() -> tuple[int, str, str]:
     # return -1, "", ""
     ### END SOLUTION
 
-
-# %%
-run = launch("story_3", setup_1, make_samplers_3, samples=47, flags="--log-every 100")
-print(run)
-for rank in range(2):
-    print(f"\n--- rank {rank}\n{run.log(rank, 26)}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/3")
@@ -303,6 +309,14 @@ def compute_loss_4(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
     ### END SOLUTION
 
 
+# %%
+run = launch("story_4", setup_1, wrap_4, compute_loss_4)
+print(run, (run.folder / "torchrun.log").read_text(), sep="\n")
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 8)}")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_4_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_4() -> tuple[int, int]:
     """The rank that ran out of memory, and how many bytes it asked for."""
     # TODO 4, again: what does the log say, now that the cause is in it?
@@ -313,12 +327,6 @@ def story_4() -> tuple[int, int]:
     ### END SOLUTION
 
 
-# %%
-run = launch("story_4", setup_1, wrap_4, compute_loss_4)
-print(run, (run.folder / "torchrun.log").read_text(), sep="\n")
-for rank in range(2):
-    print(f"\n--- rank {rank}\n{run.log(rank, 8)}")
-
 # %% nbgrader={"grade": true, "grade_id": "test_4", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/4")
 
@@ -328,7 +336,6 @@ check("11_when_it_hangs/4")
 # *"On one node it runs. On two, nothing happens for ten minutes; then: timed out."* All ranks meet at a **store**, a
 # small server that rank 0 starts at `MASTER_ADDR:MASTER_PORT`. A wrong address, port or interface looks the same from
 # everywhere: silence for minutes, then this. (Here after two seconds, on a port where no process listens.)
-
 
 
 # %%
@@ -457,6 +464,14 @@ def collate_6(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     ### END SOLUTION
 
 
+# %%
+run = launch("story_6", setup_1, make_loaders_6, compute_loss_6)
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 30)}")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_6_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_6() -> tuple[str, str]:
     """After your fix: the type of the exception that ends the run, and where the log says that it was caught, "the main
     process" or "a worker"."""
@@ -467,12 +482,6 @@ def story_6() -> tuple[str, str]:
     # return "", ""
     ### END SOLUTION
 
-
-# %%
-run = launch("story_6", setup_1, make_loaders_6, compute_loss_6)
-print(run)
-for rank in range(2):
-    print(f"\n--- rank {rank}\n{run.log(rank, 30)}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_6", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/6")
@@ -530,6 +539,14 @@ def masked_mean_7(losses_N: Tensor, y_N: Tensor) -> Tensor:
     ### END SOLUTION
 
 
+# %%
+run = launch("story_7", setup_1, wrap_7, make_optimizer_7, compute_loss_7, flags="--log-every 100")
+print(run)
+for rank in range(2):
+    print(f"\n--- rank {rank}\n{run.log(rank, 7)}")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_7_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_7() -> tuple[int, int, int]:
     """In the run as given: the rank whose gradient is the first that is not finite, in which step (from 1), and how
     many of the two ranks have a finite gradient one step later."""
@@ -540,12 +557,6 @@ def story_7() -> tuple[int, int, int]:
     # return -1, 0, -1
     ### END SOLUTION
 
-
-# %%
-run = launch("story_7", setup_1, wrap_7, make_optimizer_7, compute_loss_7, flags="--log-every 100")
-print(run)
-for rank in range(2):
-    print(f"\n--- rank {rank}\n{run.log(rank, 7)}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_7", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/7")
@@ -591,6 +602,17 @@ def note_8(model: nn.Module, step: int, log_every: int) -> None:
     ### END SOLUTION
 
 
+# %%
+run = launch("story_8", make_optimizer_8, samples=240, flags="--record --log-every 20")
+print(run)
+
+from utils.plots.base import Picture
+from utils.report import pictures, runs
+
+Picture(lambda: pictures.draw_step(runs.read(run.folder / "out"))) if run.code == 0 else print(run.log(0, 30))
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_8_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_8() -> tuple[int, str]:
     """In the run as given: the rank that all others wait for, and the part of a step in which the others spend more
     time than it does."""
@@ -601,15 +623,6 @@ def story_8() -> tuple[int, str]:
     # return -1, ""
     ### END SOLUTION
 
-
-# %%
-run = launch("story_8", make_optimizer_8, samples=240, flags="--record --log-every 20")
-print(run)
-
-from utils.plots.base import Picture
-from utils.report import pictures, runs
-
-Picture(lambda: pictures.draw_step(runs.read(run.folder / "out"))) if run.code == 0 else print(run.log(0, 30))
 
 # %% nbgrader={"grade": true, "grade_id": "test_8", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/8")
@@ -637,17 +650,6 @@ def starts_9(step: int, batch_size: int, length: int, rank: int, world: int, see
     ### END SOLUTION
 
 
-def story_9() -> tuple[int, int]:
-    """With a batch of 12 on 4 ranks: how many different windows all ranks together read in a step, in the run as given,
-    and after your fix."""
-    # TODO 9, again: what do the checksums below say?
-    ### BEGIN SOLUTION
-    return 3, 12
-    ### STUDENT
-    # return 0, 0
-    ### END SOLUTION
-
-
 # %%
 def make_samplers_9(sets: tuple, args: Namespace) -> tuple:
     train, validation, test = sets
@@ -669,6 +671,19 @@ run = launch("story_9", setup_1, make_samplers_9, compute_loss_9, nproc=4)
 print(run)
 for rank in range(4):
     print(f"rank {rank}:", *[line for line in run.log(rank).splitlines() if "checksum" in line], sep="\n  ")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_9_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def story_9() -> tuple[int, int]:
+    """With a batch of 12 on 4 ranks: how many different windows all ranks together read in a step, in the run as given,
+    and after your fix."""
+    # TODO 9, again: what do the checksums above say?
+    ### BEGIN SOLUTION
+    return 3, 12
+    ### STUDENT
+    # return 0, 0
+    ### END SOLUTION
+
 
 # %% nbgrader={"grade": true, "grade_id": "test_9", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/9")
@@ -692,17 +707,6 @@ def wrap_10(model: nn.Module, device: torch.device) -> nn.Module:
         # dist.broadcast(received.clone(), src=0)  # only the weights, without their gradients
         ### END SOLUTION
     return model
-
-
-def story_10() -> tuple[bool, bool]:
-    """In the run as given: whether every rank's loss falls; and whether the checksums of two ranks differ by less than
-    1e-4 after the last step."""
-    # TODO 10, again: what do the logs say?
-    ### BEGIN SOLUTION
-    return True, False
-    ### STUDENT
-    # return False, True
-    ### END SOLUTION
 
 
 # %%
@@ -735,6 +739,19 @@ print(run)
 for rank in range(2):
     lines = [line for line in run.log(rank).splitlines() if line.startswith("loss")]
     print(f"\n--- rank {rank}", *lines[:2], "…", *lines[-2:], sep="\n")
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_10_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def story_10() -> tuple[bool, bool]:
+    """In the run as given: whether every rank's loss falls; and whether the checksums of two ranks differ by less than
+    1e-4 after the last step."""
+    # TODO 10, again: what do the logs say?
+    ### BEGIN SOLUTION
+    return True, False
+    ### STUDENT
+    # return False, True
+    ### END SOLUTION
+
 
 # %% nbgrader={"grade": true, "grade_id": "test_10", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("11_when_it_hangs/10")

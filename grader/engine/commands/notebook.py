@@ -12,7 +12,7 @@ from grader import OWN, RanksStopped
 from grader.engine.commands.remember import remember
 from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.passed import Passed
-from grader.engine.judge.student import explain_broken_cell, named_places
+from grader.engine.judge.student import explain_missing, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference
 from grader.engine.ranks import backends, evidence
@@ -101,7 +101,7 @@ def own_run(
         for line in text.partition(OWN)[2].splitlines():
             print(f"rank {number}: {line}")
     if run.fault:
-        message = named_places(explain_broken_cell(run, units).message, units)
+        message = named_places(explain_missing(run, lesson, units).message, units)
         raise RanksStopped(f"{function} on {len(inputs)} ranks: {message}")
     events = cases(run.events)[0]
     messages, deadlock = rehearse(events)

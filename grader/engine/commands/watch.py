@@ -179,7 +179,7 @@ class Watch:
         console.print(bar)
         if not open_ones:
             which = "All TODOs of your track in" if self.only is not None else "All TODOs of"
-            say(f"[green]{which} {self.lesson} are right.[/] " + after(self.lesson))
+            say(f"[green]{which} {self.lesson} are right.[/] {self.what_next()}")
         elif self.on_terminal or open_ones[0] not in early:  # without a screen to clear, it was printed already
             say_verdict(open_ones[0])
         if self.on_terminal and sys.stdin.isatty():
@@ -188,13 +188,25 @@ class Watch:
 
     def next_lesson(self) -> bool:
         """Continue with the lesson after this one; False if this is the last."""
-        stems = [stem for stem in checked_lessons() if self.on_track(stem)]
-        later = stems[stems.index(self.lesson) + 1 :]
-        if not later:
+        following = self.following()
+        if following is None:
             say(f"\n{self.lesson} is the last lesson" + (" of your track" if self.only else ""))
             return False
-        self.lesson, self.first = later[0], None
+        self.lesson, self.first = following, None
         return True
+
+    def following(self) -> str | None:
+        """The lesson after this one, on the student's track; None if this is the last."""
+        stems = [stem for stem in checked_lessons() if self.on_track(stem)]
+        return next(iter(stems[stems.index(self.lesson) + 1 :]), None)
+
+    def what_next(self) -> str:
+        """What to do when the lesson is done."""
+        run = "" if lessons.is_notebook(self.lesson) else f"Run it: ./workbook run {self.lesson} --nproc 2. "
+        if (following := self.following()) is None:
+            return f"{run}It is the last lesson{' of your track' if self.only else ''}."
+        key = " (press n)" if self.on_terminal and sys.stdin.isatty() else ""
+        return f"{run}{'Then go' if run else 'Go'} on with {following}{key}."
 
     def on_track(self, lesson: str, number: int | None = None) -> bool:
         """Whether a TODO, or any of a lesson, is on the student's track."""
@@ -246,11 +258,6 @@ class Watch:
                 about = (lessons.COURSE / path).stat()
                 found[path] = about.st_size, about.st_ino, about.st_mtime_ns
         return found
-
-
-def after(lesson: str) -> str:
-    """What to do with a lesson that is done."""
-    return "Go on with the next one." if lessons.is_notebook(lesson) else f"Run it: ./workbook run {lesson} --nproc 2"
 
 
 @contextlib.contextmanager

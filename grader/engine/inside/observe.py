@@ -16,7 +16,7 @@ JSON lines on the socket that each rank has to the judge:
     {"e": "changed", "of": 3}        the tensor of a message (or "work": of a collective) was written to before it
                                      completed
     {"e": "future", "work": 3}       the future of a collective was taken, so waits for it cannot be seen
-    {"e": "mark"}                    a check starts its next case
+    {"e": "mark"}                    a check starts its next case; "told": in words, for a verdict on what stops here
     {"e": "joins", "rank": 1}        it asks to be this rank of the process group; "elsewhere": at an address that is
                                      not the launcher's
     {"e": "strange", "name": "wrap", "returned": "None", "promised": "Module"}
@@ -192,7 +192,7 @@ def merciless_messages() -> None:
 
 
 def mark(**about: Any) -> None:
-    """Tell the judge that a check's next case starts."""
+    """Tell the judge that a check's next case starts. `told`: the case in words, for a verdict on what stops in it."""
     Reporter.mine.say(e="mark", **about)
 
 
@@ -223,7 +223,7 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
     init, new_group = dist.init_process_group, dist.new_group
 
     def joining(op: str, detail: str | None) -> list | None:
-        """Report a call that all ranks make together; returns the line that makes it."""
+        """Report a call that all ranks make together, with the same arguments; returns the line that makes it."""
         frames = reporter.frames()
         where = next(iter(frames), None)
         reporter.say(
@@ -256,10 +256,12 @@ def watch_rendezvous(reporter: Reporter, job: dict) -> None:
         reporter.say(e="done")
         reporter.say(e="joined", rank=dist.get_rank(), world=dist.get_world_size(), where=where)
 
-    def watched_new_group(*args: Any, **kwargs: Any) -> Any:
-        joining("new_group", None)
+    def watched_new_group(ranks: Iterable[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        ranks = None if ranks is None else list(ranks)
+        if not kwargs.get("use_local_synchronization"):  # otherwise only its members make the call
+            joining("new_group", "all ranks" if ranks is None else f"ranks {sorted(ranks)}")
         reporter.say(e="wait")
-        group = new_group(*args, **kwargs)
+        group = new_group(ranks, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):  # this rank is in it
             kept.add(group)
         reporter.say(e="done")

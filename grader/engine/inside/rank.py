@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from grader import OWN
 from grader.engine.inside import anew, evidence, observe, on_gpu, recording, returned
@@ -187,10 +188,28 @@ def withhold(lesson: str) -> None:
     for name in map(lessons.module_name, lessons.ahead(lesson, taught())):
         for below in [known for known in sys.modules if known.startswith(f"{name}.")]:
             del sys.modules[below]
+        forget(name)
         sys.modules[name] = Withheld(name)
-        package, _, own = name.rpartition(".")
-        if package in sys.modules:
-            vars(sys.modules[package]).pop(own, None)
+
+
+def forget(name: str) -> None:
+    """Unload a module of the library."""
+    sys.modules.pop(name, None)
+    package, _, own = name.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).pop(own, None)
+
+
+without_answers: set[str] = set()  # the library's modules that load while all that the course teaches is withheld
+
+
+def forget_answers() -> None:
+    """Unload all of the library that has what a lesson teaches, or imports it, and what stands in for such modules:
+    what is imported next does not depend on the lessons that this process has served.
+    """
+    for name in [name for name in sys.modules if name.startswith("utils.") and name not in without_answers]:
+        forget(name)
+    check_loaded.cache_clear()  # they hold on to what they have imported
 
 
 @functools.lru_cache(1)  # for the current lesson
@@ -198,13 +217,20 @@ def load_library(lesson: str) -> None:
     """In the server: load the modules of utils/ that a lesson's code may import, but none with what this lesson or a
     later one teaches: code can find whatever is in memory.
     """
-    for name in [name for name, module in sys.modules.items() if isinstance(module, Withheld)]:
-        del sys.modules[name]
+    if without_answers:
+        forget_answers()
     withhold(lesson)
     for path in sorted((lessons.COURSE / "utils").rglob("*.py")):
         if path.name != "__main__.py":
             with contextlib.suppress(Exception):  # withheld, needs a withheld module, or broken: reported on import
                 importlib.import_module(lessons.module_name(path))
+
+
+def load_plain_library() -> None:
+    """In the server, once, before all else: load the modules that no lesson withholds."""
+    load_library(lessons.ORDER[0])
+    loaded = {name for name, module in sys.modules.items() if not isinstance(module, Withheld)}
+    without_answers.update(name for name in loaded if name.startswith("utils."))
 
 
 @functools.lru_cache(8)
@@ -326,11 +352,22 @@ def suggestion(error: BaseException) -> str:
     return f" (perhaps '{found[0]}'?)" if found else ""
 
 
+def reason(error: BaseException) -> BaseException:
+    """The error itself; of torch's CheckpointException, which says only that some ranks failed, the first rank's."""
+    failures = getattr(error, "failures", None)
+    if isinstance(error, CheckpointException) and isinstance(failures, dict) and failures:
+        inner = failures[min(failures, key=str)]
+        inner = inner[0] if isinstance(inner, tuple) and inner else inner
+        return inner if isinstance(inner, BaseException) else error
+    return error
+
+
 def describe(error: BaseException) -> dict:
     """What the judge needs to know about an exception: type, text, frames, and how the function that raised it was
     called, if `returned` knows.
     """
     walked = traceback.walk_tb(error.__traceback__)
+    error = reason(error)
     frames = [[frame.f_code.co_filename, line, frame.f_code.co_name] for frame, line in walked]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append([error.filename, error.lineno or 1, "<source>"])

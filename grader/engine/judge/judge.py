@@ -14,18 +14,20 @@ raises `Wrong` if not:
 same `Judge`.
 """
 
+import copy
 import functools
 import importlib
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from grader.engine.judge.passed import Passed
-from grader.engine.judge.student import Student, named_places
+from grader.engine.judge.student import Student, hint_of_syntax, named_places
 from grader.engine.judge.twice import KEPT, Second
-from grader.engine.judge.verdict import ALIKE, BadDraw, Todo, Verdict, Wrong, text, todos
-from grader.engine.lesson import lessons, parsing, regions
+from grader.engine.judge.verdict import ALIKE, BadCheck, BadDraw, Todo, Verdict, Wrong, text, todos
+from grader.engine.lesson import changes, lessons, parsing, regions
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.runner import Runner
@@ -115,7 +117,8 @@ class Judge:
         if self.lacks:
             return self._say(number, "skipped", "not_installed", self.lacks)
         if self.student is None:
-            return self._say(number, "fail", "crash", self.unreadable)
+            hint = f"`./workbook reset {self.lesson}` brings the original back, and keeps a copy of your file."
+            return self._say(number, "fail", "crash", self.unreadable, Fault("crash", self.unreadable, hint=hint))
         self.broken = self.broken or no_python(self.lesson, self.student.units)
         if self.broken and not self._in_batch_files(number):
             return self._say_broken(number)
@@ -134,6 +137,8 @@ class Judge:
                 return self._check(number)
             except BadDraw as problem:
                 self.draws[number], why = self.student.again + 2, str(problem)
+            except BadCheck as problem:
+                return self._say(number, "skipped", "not_judged", f"{AT_FAULT}: {problem.args[0]}")
         self.draws[number] = DRAWS
         return self._say(number, "skipped", "not_judged", f"{NOT_JUDGED}: {why}")
 
@@ -177,15 +182,47 @@ class Judge:
                 problem.hint = f"Note that {loose.message}. {loose.hint}"
             return self.returned(number, student.recent, only=NOTHING) or problem
         except Fault as problem:
+            if problem.cause == "crash" and problem.where is None:
+                self._must_be_the_codes(number, student, problem)
             return problem
         except Unjudged:
             raise
         except Exception as error:
             if not student.units:
                 raise
+            self._must_be_the_codes(number, student, error)
             return self.returned(number, student.recent) or not_understood(error)
         # A float where a whole number is promised has the right value, and breaks the next range().
         return self.not_contiguous(number, student.recent) or self.returned(number, student.recent, only="a float")
+
+    def _must_be_the_codes(self, number: int, student: Student, problem: Exception) -> None:
+        """A check that crashed did so because of what the code left.
+
+        Raises:
+            BadCheck: it crashes in the same way on the solution; or, where that is not there, on a name or a call of
+            its own.
+        """
+        if lessons.has_solutions():
+            mistaken = self._alike_on_the_solution(number, student, problem)
+        else:
+            mistaken = isinstance(problem, TypeError) and bool(WRONG_CALL.search(str(problem)))
+        if mistaken or isinstance(problem, (NameError, ImportError)):
+            raise BadCheck(problem.message if isinstance(problem, Fault) else spoken_crash(problem)) from problem
+
+    def _alike_on_the_solution(self, number: int, student: Student, problem: Exception) -> bool:
+        """Whether the check, with the same numbers, crashes in the same way on the solution."""
+        root, solution = lessons.source_root(), copy.copy(student)
+        # Not beside the student's code: what a server has compiled stays in its memory.
+        solution.runner = student.runner.trusted
+        solution.units, solution.batch = lessons.units(self.lesson, root), lessons.batch_units(self.lesson, root)
+        solution.recent, solution._runs, solution.ask = [], {}, solution.launch
+        try:
+            self.checks[number](solution)
+        except Unjudged:
+            raise
+        except Exception as error:
+            return type(error) is type(problem) and str(error) == str(problem)
+        return False
 
     def _judge(self, number: int, problem: Wrong | Fault) -> Verdict:
         if not self.attempted(number):
@@ -245,7 +282,7 @@ class Judge:
         """The verdict if the script does not compile: the TODO that owns the line reports it. If no TODO does, none is
         blamed.
         """
-        teller = self.owner(self.broken.where, of=regions.todo_to_blame)
+        teller = self.owner(self.broken.where, of=changes.todo_to_blame)
         if teller not in self.checks:
             return self._say(number, "skipped", "no_python", self.broken.message, self.broken)
         if number == teller:
@@ -254,14 +291,17 @@ class Judge:
 
     def _passed(self, number: int) -> Verdict:
         changed = self.outside(given=True)
-        return self._say(number, "pass", None, f"{CHANGED}: {changed}" if changed else "")
+        return self._say(number, "pass", None, f"{CHANGED.lower()}: {changed}" if changed else "")
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message, cause = self.by_own_lines(number, problem), problem.cause
         changed, added = self.outside(given=True), self.outside(given=False)
-        if changed:
-            message, cause = f"{CHANGED}: {changed}. With them as they are now: {message}", "lines_outside"
+        if changed and self._right_as_given(number):
+            message += f". {CHANGED}: {changed}; with them as they were, TODO {number} is right"
+            cause = "lines_outside"
             problem.hint = f"`./workbook diff {self.lesson}` shows all that you changed: bring these lines back first."
+        elif changed:
+            message += f". Besides, {CHANGED.lower()}: {changed} (`./workbook diff {self.lesson}` shows them)"
         elif added and self.owner(problem.where) == number:
             if cause == "crash":  # one of them may have given a new meaning to a name
                 message += f". {ADDED}: {added}"
@@ -269,6 +309,13 @@ class Judge:
             message += f". {ADDED}: {added}"
             problem.hint = f"`./workbook diff {self.lesson}` shows everything that you changed: was this intended?"
         return self._say(number, "fail", cause, message, problem)
+
+    def _right_as_given(self, number: int) -> bool:
+        """Whether the TODO is right once all lines outside TODOs are the course's again."""
+        given = copy.copy(self.student)
+        given.units, given._runs, given.recent = as_given(self.student.units), {}, []
+        given.ask = given.launch
+        return self._problem(number, given) is None
 
     def by_own_lines(self, number: int, problem: Wrong | Fault) -> str:
         """The message, in which lines of given functions are replaced by the student's own line that led there: the
@@ -296,28 +343,31 @@ class Judge:
         """Lines outside all TODOs that differ from the course's: `given` lines that were changed or removed, or else
         lines that were added. "" if there are none.
         """
-        found = [f"{unit} {change.text}" for unit, change in self._changes if change.given == given]
+        found = [words for words, change in self._changes if change.given == given]
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return f"{', '.join(found[:3])}{more}"
 
     @functools.cached_property
-    def _changes(self) -> list[tuple[str, regions.Change]]:
-        """The changes to what was given, with their places. A cell that is deleted or moved counts as one, and so does
+    def _changes(self) -> list[tuple[str, changes.Change]]:
+        """The changes to what was given, in words. A cell that is deleted or moved counts as one, and so does
         a line of the student's own cells that gives a new meaning to a name of the course's.
         """
         found, moved = [], lessons.moved_cells(self.student.units)
         for unit in self.student.units:
-            first = regions.compose(unit.source).split("\n")[0]
+            first = (unit.text or regions.compose(unit.source)).strip().split("\n")[0]
             if not unit.source:
-                changes = regions.rebound([other.source for other in self.student.units], unit.text)
+                mine = changes.rebound([other.source for other in self.student.units], unit.text)
             elif not unit.text.strip():
-                changes = [regions.Change(0, f"the cell “{first}” is gone", True)]
+                mine = [changes.Change(0, f"the cell “{first}” is gone", True)]
             else:
-                changes = regions.changed_elsewhere(unit.source, unit.text)
+                mine = changes.changed_elsewhere(unit.source, unit.text)
                 if unit in moved:
-                    changes.insert(0, regions.Change(0, f"the cell “{first}” is in another place", True))
-            file = unit.name.split(", cell")[0]
-            found += [(f"{unit.name}:{change.line}" if change.line else f"{file}:", change) for change in changes]
+                    mine.insert(0, changes.Change(0, f"the cell “{first}” is in another place", True))
+            file, _, cell = unit.name.partition(", cell")
+            for change in mine:
+                inside = f" in the cell “{first}”" if first not in change.text else ""
+                at_line = f"{change.text}{inside}" if cell else f"{file}:{change.line} {change.text}"
+                found.append((at_line if change.line else f"{file}: {change.text}", change))
         return found
 
     def in_words(self, words: str | None) -> str | None:
@@ -384,15 +434,30 @@ class Judge:
         return f"{place(own)} (TODO {self.owner(own)}), which calls {said}"
 
 
+def as_given(units: list[lessons.Unit]) -> list[lessons.Unit]:
+    """A lesson in which only the TODOs' code, and cells of their own, are the student's: given cells are all there, in
+    their order.
+    """
+    found, last = [], -1
+    for unit in units:
+        last = unit.place if unit.place is not None else last
+        text = changes.brought_back(unit.source, unit.text) if unit.source else unit.text
+        found.append((last, unit._replace(text=text)))
+    return [unit for _, unit in sorted(found, key=lambda placed: placed[0])]
+
+
 def is_elsewhere(line: Where, other: Where) -> bool:
     """Whether they are lines of two functions. A comprehension is a function, too, but in the same line."""
     return line[:2] != other[:2] and line[2] != other[2]
 
 
-CHANGED = "lines that were given are changed or gone"
+CHANGED = "Lines that were given are changed or gone"
 SECOND = "the second call in one process: "
 DRAWS = 5  # of a check's numbers, until some tell right from wrong
 NOT_JUDGED = "not judged and not marked: the check itself failed"
+AT_FAULT = "not judged and not marked: the check is at fault, so tell your instructor"
+# Python's words for a call that does not fit a function's signature.
+WRONG_CALL = re.compile(r"\(\) (got an unexpected keyword|got multiple values|missing \d+ required|takes )")
 ADDED = "Outside the TODOs, these lines are not the course's"
 WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 
@@ -411,17 +476,21 @@ def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
                 [unit.name, number, "<source>"],
                 expected="a file that Python can read",
                 seen=what,
-                hint="Python reads a file before it runs it. Is a bracket, a colon or a body missing, there or above?",
+                hint=hint_of_syntax(what),
             )
     return None
 
 
 def not_understood(error: Exception) -> Fault:
-    """A check that crashed, and the line that did."""
+    """The fault of code whose results make a check crash."""
+    return Fault("crash", f"the check cannot read what the code left: {spoken_crash(error)}"[:500])
+
+
+def spoken_crash(error: Exception) -> str:
+    """An exception of a check, and the line that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
     where = f", where the check says: {frames[-1].line}" if frames else ""
-    message = f"the check cannot read what the code left: {type(error).__name__}: {error}{where}"
-    return Fault("crash", message[:500])
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def check_module(lesson: str) -> ModuleType:

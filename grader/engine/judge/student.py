@@ -1,6 +1,7 @@
 """A student's lesson as a check sees it: code to run on ranks, and the serial reference to compare with."""
 
 import copy
+import difflib
 import json
 import random
 import re
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from grader.engine.jobs import batch, stand_ins
-from grader.engine.judge.verdict import BadDraw, Wrong, count_of
+from grader.engine.judge.verdict import BadCheck, BadDraw, Wrong, count_of
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.backends import NoBackend
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
@@ -100,10 +101,10 @@ class Student:
 
         Raises:
             BadDraw: they do not; `wrong` is the wrong answer that would pass.
-            Unjudged: the student's code has already run.
+            BadCheck: the student's code has already run.
         """
         if self.recent:
-            raise Unjudged("a premise of this check comes after the student's code has run")
+            raise BadCheck("a premise of this check comes after the student's code has run")
         self.premises += 1
         if not holds:
             raise BadDraw(f"with the numbers drawn for this check, this would pass: {wrong}")
@@ -141,7 +142,7 @@ class Student:
         how |= dict(on_gpus=on_gpus, common=common)
         run = self.ask(Request(how, whole="main" in function.__code__.co_names))
         self.recent.append(run)
-        fault = explain_broken_cell(run, self.units) if run.fault else None
+        fault = explain_missing(run, self.lesson, self.units) if run.fault else None
         if not fault or any(words in fault.message for words in SPOILED):
             fault = self._touched(run) or fault
         if fault:
@@ -284,8 +285,10 @@ class Student:
                     SERIAL[key] = self._apart(function, inputs, on_gpus)
                 else:
                     SERIAL[key] = on_one_thread(function, json.loads(json.dumps(inputs)))
+            except (Unjudged, OSError, MemoryError):
+                raise
             except Exception as error:
-                raise Unjudged(f"the check's own reference fails: {type(error).__name__}: {error}") from error
+                raise BadCheck(f"its own reference fails: {type(error).__name__}: {error}") from error
         return SERIAL[key]
 
     def _apart(self, function: Callable, inputs: dict[str, Any], on_gpus: bool) -> Any:
@@ -390,19 +393,51 @@ def named_places(words: str, units: list[lessons.Unit]) -> str:
     return CELL.sub(in_words, words)
 
 
-def explain_broken_cell(run: Run, units: list[lessons.Unit]) -> Fault:
-    """If a function is missing because its cell failed, blame the cell."""
+def explain_missing(run: Run, lesson: str, units: list[lessons.Unit]) -> Fault:
+    """If a function is missing, blame the cell of it that does not run, or else say that nothing defines it."""
     fault = run.fault
     missing = re.search(r"module 'student' has no attribute '(\w+)'", fault.message)
-    if fault.cause == "crash" and fault.where is None and missing and run.broken:
-        own = {unit.name for unit in units if f"def {missing[1]}(" in unit.text}
-        first = min(run.broken, key=lambda cell: (cell["cell"] not in own, cell["type"] == "NotOnARank"))
-        where = next((f for f in reversed(first["frames"]) if "cell" in f[0]), None)
-        return Fault(
-            "crash",
-            f"{first['cell']} does not run: {first['type']}: {first['text']}",
-            None,
-            where,
-            seen=f"{first['type']}: {first['text']}",
+    if fault.cause != "crash" or fault.where is not None or not missing:
+        return fault
+    defines = re.compile(rf"^[ \t]*+(?:async )?(?:def|class) {missing[1]}\b", re.MULTILINE)
+    own = {unit.name for unit in units if defines.search(unit.text) or defines.search(unit.source)}
+    for cell in run.broken:
+        if cell["cell"] in own:
+            where = next((f for f in reversed(cell["frames"]) if "cell" in f[0]), None)
+            said = f"{cell['type']}: {cell['text']}"
+            hint = hint_of_syntax(said) if cell["type"] in NO_PYTHON else ""
+            return Fault("crash", f"{cell['cell']} does not run: {said}", None, where, seen=said, hint=hint)
+    text, where = f"{missing[1]} is not defined", None
+    if alike := named_like(missing[1], units):
+        text, where = f"{text}; there is a {alike[2]}", alike
+    elif any(defines.search(unit.source) and not unit.text.strip() for unit in units):
+        text += ": its cell is gone"
+    hint = f"It is called by the name that it was given. `./workbook diff {lesson}` shows what you changed."
+    return Fault("crash", text, None, where, expected=f"a {missing[1]}", seen="none", hint=hint)
+
+
+NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
+
+
+def hint_of_syntax(what: str) -> str:
+    """A hint for what Python's parser says of a file or a cell."""
+    if "unexpected indent" in what:
+        return (
+            "The line begins further to the right than the one above, which opens no block. Does it begin in the same"
+            " column as its neighbours?"
         )
-    return fault
+    if "unindent" in what:
+        return "The line begins in a column in which no line above begins. To which block does it belong?"
+    if "expected an indented block" in what:
+        return "A line that ends with a colon needs at least one line of code below it, indented; a comment is none."
+    if "TabError" in what or "inconsistent use of tabs" in what:
+        return "Tabs and spaces are mixed. The course indents with spaces: can your editor convert tabs?"
+    return "Python reads all the code before it runs any. Is a bracket, a quote or a colon missing, there or above?"
+
+
+def named_like(name: str, units: list[lessons.Unit]) -> Where | None:
+    """The function or class that the student has named almost so; those of the course have their own names."""
+    given = {each for unit in units for each in re.findall(r"(?:def|class) (\w+)", unit.source)}
+    mine = {each: [unit.name, line, each] for unit in units for each, line, _ in unit.outline.functions}
+    found = difflib.get_close_matches(name, mine.keys() - given, n=1)
+    return mine[found[0]] if found else None

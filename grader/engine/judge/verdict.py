@@ -14,6 +14,10 @@ class BadDraw(Unjudged):
     """The numbers drawn for a check do not distinguish right from wrong; others may."""
 
 
+class BadCheck(Unjudged):
+    """The check itself is mistaken, so nothing can be said of the code."""
+
+
 class Wrong(Exception):
     """The code ran and did the wrong thing. `expected` and `seen` are a few words each."""
 
@@ -115,15 +119,18 @@ def expect(
 
 
 @contextmanager
-def hinted(hint: str, *causes: str) -> Iterator[None]:
+def hinted(hint: str, *causes: str, told: str = "") -> Iterator[None]:
     """Failures in this block get this hint before the TODO's own hints, whose first is about a different part of the
-    TODO. With `causes`, such as "hang", only such failures do.
+    TODO. With `causes`, such as "hang", only such failures do. `told`: the scenario, in words, for what stops the ranks
+    in it; what a check raises itself says that already.
     """
     try:
         yield
     except (Wrong, Fault) as problem:
         if not causes or problem.cause in causes:
             problem.hint = problem.hint or hint
+        if told and isinstance(problem, Fault):
+            problem.message = f"{told}: {problem.message}"
         raise
 
 
@@ -176,9 +183,9 @@ class Verdict:
     todo: int
     title: str
     status: str  # pass | fail | skipped
-    # null | not_attempted | crash | wrong_value | mismatch | hang | lines_outside: given lines are changed or gone
-    # | prerequisite | not_installed | no_python
-    # not_judged: no draw of its numbers tells right from wrong, so there is no mark
+    # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
+    # lines_outside: given lines are changed or gone; with them as they were, the TODO is right
+    # not_judged: the check is at fault, or no draw of its numbers tells right from wrong; so there is no mark
     cause: str | None
     points: int
     max_points: int

@@ -85,16 +85,17 @@ def build(force: bool = False) -> list[str]:
 
 def pages_to_write() -> dict[str, str]:
     """Path → text, for the pages whose tables are out of date."""
-    tables = {
-        README: ("lessons", lessons_table),
-        TEACHING: ("tracks", tracks_tables),
-        CONTRIBUTING: ("files", contents.tree),
-    }
-    changed = {}
-    for name, (what, table) in tables.items():
+    tables = [
+        (README, "lessons", lessons_table),
+        (TEACHING, "tracks", tracks_tables),
+        (CONTRIBUTING, "signatures", contents.signatures),
+        (CONTRIBUTING, "files", contents.tree),
+    ]
+    changed: dict[str, str] = {}
+    for name, what, table in tables:
         path = lessons.COURSE / name
         if lessons.has_solutions() and path.is_file():
-            text = path.read_text("utf-8")
+            text = changed.get(name) or path.read_text("utf-8")
             between = rf"(?<=<!-- {what}: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of {what} -->)"
             made = re.sub(between, lambda _, table=table: f"{table()}\n", text)
             changed |= {name: made} if made != text else {}

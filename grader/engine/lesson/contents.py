@@ -1,11 +1,11 @@
-"""The list of files for `CONTRIBUTING.md`, each with the first sentence of its docstring."""
+"""Two lists for `CONTRIBUTING.md`: files, each with the first sentence of its docstring, and the kit's signatures."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, parsing
 
 # Folders whose files are listed one by one; a glob stands for all files of lessons.
 FOLDERS = ("utils", "grader", "images", "tests", "benchmarks")
@@ -44,3 +44,21 @@ def sentence(path: Path) -> str:
     """The first sentence of a file's docstring; "" where there is neither."""
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) if path.is_file() else None
     return re.split(r"(?<=[.!?]) (?=[A-Z`])", " ".join((text or "").split("\n\n")[0].split()))[0]
+
+
+def signatures() -> str:
+    """The functions of the kit that take arguments, file by file, as check files import them."""
+    kit = lessons.COURSE / "grader" / "kit"
+    imports = [line for line in ast.parse((kit / "__init__.py").read_text("utf-8")).body if hasattr(line, "module")]
+    found = []
+    for line in sorted(imports, key=lambda line: line.module):
+        path = lessons.COURSE / Path(*line.module.split(".")).with_suffix(".py")
+        names = {alias.name for alias in line.names}
+        lines = [
+            f"{node.name}({ast.unparse(parsing.without_annotations(node.args))})"
+            for node in (ast.parse(path.read_text("utf-8")).body if path.is_file() else ())
+            if isinstance(node, ast.FunctionDef) and node.name in names
+        ]
+        if lines:
+            found.append("\n".join([f"# {path.relative_to(lessons.COURSE)}", *sorted(lines)]))
+    return "```python\n" + "\n\n".join(found) + "\n```"

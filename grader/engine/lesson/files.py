@@ -7,7 +7,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from grader.engine.lesson import build, lessons, parsing, regions
+from grader.engine.lesson import build, lessons, regions
 from utils.whole import write_whole, written_whole
 
 
@@ -82,16 +82,14 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
     The archive's manifest.json records the version of the course and a description of each file.
     """
     report, contents = [], {}
-    for path, source in ((p, s) for stem in stems for p, s in own_files(stem).items()):
+    for stem, path, source in ((stem, p, s) for stem in stems for p, s in own_files(stem).items()):
         file = lessons.COURSE / path
         if file.is_symlink() or not file.is_file():
             report.append(f"left out: {path} ({'a link' if file.is_symlink() else 'not there'})")
             continue
         contents[path.as_posix()] = file.read_bytes()
-        broken = what_breaks(path)
-        same = not broken and is_pristine(path, source)
-        warning = broken or ("as it was given, nothing done" if same else "")
-        report.append(f"{path}" + (f" (warning: {warning})" if warning else ""))
+        warning = "as it was given, nothing done" if is_pristine(path, source) else unjudgeable(stem, path)
+        report.append(f"{path} (warning: {warning})" if warning else f"{path}")
     if not contents:
         raise ValueError("there is nothing to hand in: none of the lessons' files is there")
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -109,21 +107,21 @@ def pack(archive: Path, stems: list[str]) -> list[str]:
     return report
 
 
-def what_breaks(path: Path) -> str:
-    """Why no TODO of a student's file can be judged, or not all of them: it is no notebook, or not Python; "" if
-    nothing is wrong. It is handed in as it is.
-    """
+def unjudgeable(lesson: str, path: Path) -> str:
+    """Why no TODO in a file, or in one of its cells, can be judged; "" if it can be read, and is Python."""
     if path.suffix not in (".py", ".ipynb"):
         return ""
     try:
-        text = (lessons.COURSE / path).read_text("utf-8-sig", errors="replace")
-        cells = parsing.cells(text, path.suffix == ".ipynb")
-    except ValueError as problem:
-        return f"{problem}; ./workbook reset {path.stem} brings the original back, and keeps yours"
-    for number, cell in enumerate(cells, start=1):
-        if cell.runs and (found := parsing.outline(cell.text)).error:
-            place = f"cell {number}, line {found.line}" if path.suffix == ".ipynb" else f"line {found.line}"
-            return f"{place} is not Python, {found.error}"
+        units = lessons.units(lesson)
+    except ValueError:
+        told = "it cannot be read, so nothing in it is judged"
+        return f"{told}; ./workbook reset {lesson} brings the original back, and keeps yours"
+    for unit in units:
+        what, line, _ = unit.outline
+        if what and lessons.is_notebook(lesson):
+            return f"the cell “{next(filter(str.strip, unit.text.splitlines()), '').strip()}” is not Python: {what}"
+        if what:
+            return f"line {line} is not Python, so nothing in it is judged: {what}"
     return ""
 
 

@@ -204,8 +204,8 @@ def units(
             own, place = known.get(cell.key, ("", None))
             there.append(Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, own, cell.outline, place))
     keys = {cell.key for cell in cells if cell.code}
-    gone = [node for node in given if parsing.key(node) not in keys and _is_graded(node)]
-    return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source) for node in gone]
+    gone = [(place, node) for place, node in enumerate(given) if parsing.key(node) not in keys and _is_graded(node)]
+    return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source, place=place) for place, node in gone]
 
 
 def moved_cells(units: list[Unit]) -> list[Unit]:

@@ -4,6 +4,7 @@ A stranger's file is parsed in its sandbox (`inside/reading.py`); other rooms on
 """
 
 import ast
+import copy
 import functools
 import re
 import sys
@@ -123,6 +124,39 @@ def without_magics(code: str) -> str:
     except NO_PYTHON:
         lines = code.split("\n")
         return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
+
+
+ANNOTATED = re.compile(r"(async )?def |\*{0,2}\w+: |\) ->")  # how a line begins that may have annotations
+
+
+@functools.lru_cache(maxsize=10_000)
+def bare(line: str) -> str:
+    """A line of code without indentation and annotations: the head of a function or a part of it, or an assignment."""
+    text = line.strip()
+    if not ANNOTATED.match(text):
+        return text
+    for before, after in (("", ""), ("", " pass"), ("def f(", " pass"), ("def f(", "): pass")):
+        try:
+            (statement,) = ast.parse(before + text + after).body
+        except NO_PYTHON:
+            continue
+        if isinstance(statement, ast.AnnAssign):
+            value = f" = {ast.unparse(statement.value)}" if statement.value else ""
+            return f"{ast.unparse(statement.target)}{value}"
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inside = ast.unparse(without_annotations(statement.args))
+            return inside if before else f"def {statement.name}({inside}):"
+        break
+    return text
+
+
+def without_annotations(arguments: ast.arguments) -> ast.arguments:
+    """A function's arguments, by name and default."""
+    plain = copy.deepcopy(arguments)
+    for node in ast.walk(plain):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return plain
 
 
 def is_locked(node: "NotebookNode") -> bool:

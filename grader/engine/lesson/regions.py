@@ -17,7 +17,6 @@ A TODO may own several regions: the later ones open with ``# TODO 4, again:``.
 Everything here maps text to text; nothing is run and no file is opened.
 """
 
-import ast
 import functools
 import io
 import re
@@ -26,7 +25,8 @@ import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import NamedTuple
+
+from grader.engine.lesson.parsing import bare
 
 BEGIN, STUDENT, END = "### BEGIN SOLUTION", "### STUDENT", "### END SOLUTION"
 TODO = re.compile(r"\s*# TODO (\d+)(, again)?:(.*)")
@@ -178,7 +178,8 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
 
     The edited file has no markers. A region starts after its TODO comment (if that was deleted: after the last given
     line before it that still exists) and ends before the first given line after it that still exists, perhaps slightly
-    changed. Lines are compared without indentation, so that wrapping code in a ``try`` moves nothing.
+    changed. Lines are compared without indentation, so that wrapping code in a ``try`` moves nothing, and without
+    annotations.
 
     The files are first cut at the TODO comments, since these are unique, and the pieces are compared one by one: so a
     function that was moved keeps its region. If two regions are separated only by a comment, and that was deleted, they
@@ -186,7 +187,7 @@ def locate(source: str, edited: str) -> dict[int, list[range]]:
     """
     regions = parse(source)
     start, spans = _render(source, regions, lambda region: region.student)
-    old, new = ([line.strip() for line in lines] for lines in (start, edited.split("\n")))
+    old, new = ([bare(line) for line in lines] for lines in (start, edited.split("\n")))
     bodies = {line for span in spans for line in span}
     functions = {
         text for line, text in enumerate(old) if line not in bodies and text.startswith(("def ", "class ", "@"))
@@ -236,117 +237,6 @@ def todo_at(source: str, edited: str, line: int) -> int | None:
     """The TODO that owns 1-based ``line`` of the student's file, or None."""
     places = locate(source, edited)
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
-
-
-def todo_to_blame(source: str, edited: str, line: int) -> int | None:
-    """The TODO whose code makes 1-based ``line`` a syntax error, or None.
-
-    A line that is unchanged is not the cause; then it is the nearest changed line above, such as a ``for`` without a
-    body. A given line that was indented by tabs instead is the cause itself.
-    """
-    text, given = edited.split("\n")[line - 1], compose(source).split("\n")
-    if text.startswith("\t") and text.expandtabs(4) in given and todo_at(source, edited, line) is None:
-        return None
-    changed: dict[int, int | None] = {number: None for number, *_ in changed_elsewhere(source, edited)}
-    for todo, places in locate(source, edited).items():
-        if attempted(source, edited, todo):
-            for number in (number for place in places for number in place or [place.start - 1]):
-                changed[number] = None if number in changed else todo  # what two might have written belongs to neither
-    return changed[max(above)] if (above := [number for number in changed if number <= line]) else None
-
-
-class Change(NamedTuple):
-    """A line of code outside all TODOs that was changed, removed or added."""
-
-    line: int  # 1-based, in the student's file
-    text: str  # in words, quoted
-    given: bool  # a given line was changed or removed; otherwise it was added
-
-
-def changed_elsewhere(source: str, edited: str) -> list[Change]:
-    """Lines of code outside all regions that were added or changed, and given ones that are missing. Indentation
-    counts: a line that is moved into an `if` does something different.
-    """
-    given = compose(source)
-    if edited == given:
-        return []
-    old, new = ([*_outside(source, text)] for text in (given, edited))
-    matcher = SequenceMatcher(None, [line.key for line in old], [line.key for line in new], False)
-    found = []
-    for kind, first, last, begin, end in matcher.get_opcodes():
-        if kind == "equal":
-            continue
-        for before, now in zip(old[first:last], new[begin:end]):
-            moved = ", indented differently" if before.code == now.code else ""
-            found.append(Change(now.number, f"“{_short(now.text)}”{moved}", True))
-        changed = min(last - first, end - begin)
-        found += [Change(line.number, f"“{_short(line.text)}”", False) for line in new[begin + changed : end]]
-        place = new[min(begin + changed, len(new) - 1)].number if new else 1
-        found += [Change(place, f"“{_short(line.text)}” is missing", True) for line in old[first + changed : last]]
-    return found
-
-
-def rebound(given: Sequence[str], cell: str) -> list[Change]:
-    """Lines of a cell of the student's own that give a new meaning to a name which the given cells bind. The cell's
-    lines are only compared, not parsed.
-    """
-    names = set().union(*map(_names_bound, given))
-    same = {line.strip() for source in given for line in source.split("\n")}
-    return [
-        Change(number, f"“{_short(line)}”", False)
-        for number, line in enumerate(cell.split("\n"), start=1)
-        if line.strip() not in same and not names.isdisjoint(_bound_by(line[:200]))
-    ]
-
-
-@functools.lru_cache(maxsize=256)
-def _names_bound(code: str) -> set[str]:
-    """The names that a given cell binds where it is not inside a function or class; of a cell with magics, none."""
-    try:
-        statements = ast.parse(code).body
-    except SyntaxError:
-        return set()
-    return {name for line in map(ast.unparse, statements) for name in _bound_by(line.split("\n")[0])}
-
-
-BINDS = re.compile(r"(?:def|class)\s+(?P<made>\w+)|(?:from .*)?import (?P<imported>.*)|(?P<stored>\w[\w, ]*)=[^=]")
-
-
-def _bound_by(line: str) -> set[str]:
-    """The names that a line without indentation binds."""
-    found = BINDS.match(line)
-    if not found:
-        return set()
-    if found["imported"]:
-        return {name.split(" as ")[-1].strip("() ").split(".")[0] for name in found["imported"].split(",")}
-    return {found["made"]} if found["made"] else {*re.findall(r"\w+", found["stored"])}
-
-
-def _short(line: str) -> str:
-    return textwrap.shorten(line, 80, placeholder=" …")
-
-
-class CodeLine(NamedTuple):
-    """A line of code."""
-
-    number: int  # 1-based
-    text: str
-    code: str  # without comments and white space
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Its code and indentation."""
-        text = self.text.expandtabs(4)
-        return len(text) - len(text.lstrip()), self.code
-
-
-def _outside(source: str, text: str) -> Iterator[CodeLine]:
-    """The code outside all regions."""
-    inside = {line for lines in locate(source, text).values() for piece in lines for line in piece}
-    lines = text.split("\n")
-    for number, code in code_lines(text):
-        if number not in inside:
-            yield CodeLine(number, lines[number - 1], code)
 
 
 def attempted(source: str, edited: str, todo: int) -> bool:

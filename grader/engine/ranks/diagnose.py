@@ -15,6 +15,13 @@ Where = list  # [unit, line, function]
 IN_FLIGHT = 500  # calls of one rank that have started and that it has not waited for; right answers have 222 at most
 
 
+# The hint where ranks make different groups.
+GROUPS = (
+    "dist.new_group is a call of all ranks: each rank makes every group, in the same order, even the groups that it is"
+    " not in."
+)
+
+
 class Fault(Exception):
     """Why a run failed. `cause` is crash, mismatch or hang; `where` is a line of the student's code."""
 
@@ -39,6 +46,7 @@ class Fault(Exception):
         self.hint = hint  # for this failure; the TODO's own hints come after it
         self.ops = ops  # calls that the message names with their lines, in order
         self.events: list[list[dict]] = []  # the events of each rank up to then
+        self.scenario = ""  # the check's case in which it happened, in words; the message begins with it
 
 
 class Unjudged(RuntimeError):
@@ -80,10 +88,12 @@ class Op:
     @property
     def line(self) -> str:
         """The place of the call, in words."""
+        if not self.where:
+            return "a line of the check" if self.event.get("ours") else "a line inside torch"
         calls = "".join(
             f", called at {place([unit, line, name]) if ', cell ' in unit else f'line {line}'}"
             for unit, line, name in self.callers[-1:]
-            if self.where and unit == self.where[0]
+            if unit == self.where[0]
         )
         return f"{place(self.where)}{calls}"
 
@@ -238,6 +248,8 @@ class Diagnosis:
             "dtype": "different dtypes",
             "detail": "different roots or reductions",
         }[differ(first.event, second.event)]
+        if first.event["op"] == second.event["op"] == "new_group":
+            what = "new_group for different groups"
         return Fault(
             "mismatch",
             f"the ranks call {what}: rank {first.rank} {first.at()}, rank {second.rank} {second.at()}",
@@ -248,6 +260,7 @@ class Diagnosis:
             also=odd.callers,
             callers=odd.callers,
             ops=(first, second),
+            hint=hint_of((first, second)),
         )
 
     def skipped(self, first: Op, second: Op) -> Fault:
@@ -283,6 +296,7 @@ class Diagnosis:
             also=[*skipper.callers, *([skipper.where] if skipper.where else []), *waiter.callers],
             callers=lines.callers,
             ops=[op for op in ops if op.where],
+            hint=hint_of(ops),
         )
 
     def skipper(self, first: Op, second: Op) -> tuple[Op, Op] | tuple[None, None]:
@@ -441,7 +455,12 @@ class Diagnosis:
             also=op.callers,
             callers=op.callers,
             ops=ops,
+            hint=hint_of(ops[:1]),
         )
+
+
+def hint_of(ops: Sequence[Op]) -> str:
+    return GROUPS if any(op.event["op"] == "new_group" for op in ops) else ""
 
 
 def differ(first: dict, second: dict) -> str | None:

@@ -125,7 +125,8 @@ def line_of_code(value: Any) -> bool:
 
 FIELDS: dict[str, Callable[[Any, int], bool]] = (
     dict.fromkeys(
-        ("e", "op", "name", "type", "text", "cell", "returned", "promised", "argument", "change", "called_as"), text
+        ("e", "op", "name", "type", "text", "cell", "returned", "promised", "argument", "change", "called_as", "told"),
+        text,
     )
     | dict.fromkeys(("dtype", "detail", "elsewhere"), text_or_none)
     | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)

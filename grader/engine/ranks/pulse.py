@@ -83,10 +83,12 @@ class Pulse:
         waiting: Callable[[int], bool],
         complete: Callable[[int], bool],
         where_now: Callable[[int], list[Where]],
+        elsewhere: Callable[[int], str] = lambda rank: "",
     ) -> Fault | None:
         """Read the CPU time of each living rank, by process id, to tell a loop from a wait.
 
-        `complete`: whether a rank waits for something that will complete, since no rank is missing.
+        `complete`: whether a rank waits for something that will complete, since no rank is missing. `elsewhere`: where
+        the ranks other than this one are, in words.
 
         Raises:
             Unjudged: the machine has let no rank run for minutes.
@@ -123,7 +125,7 @@ class Pulse:
             where, *callers = where_now(rank) or [None]
             return Fault(
                 "hang",
-                f"rank {rank} sleeps at {place(where)} and nothing will wake it",
+                f"rank {rank} sleeps at {place(where)} and nothing will wake it{elsewhere(rank)}",
                 rank,
                 where,
                 expected="the code ends",

@@ -58,14 +58,13 @@ import torch.utils.data.distributed
 import torch.utils.serialization.config
 
 from grader.engine.inside import observe, rank
-from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.ranks.tasks import processes_below
 from grader.engine.walls import inside as walls
 
 with contextlib.suppress(ImportError):  # torch 2.13 loads it when something is profiled; 2.11 does not have it
     importlib.import_module("torch.profiler._cupti_monitor")
-rank.load_library(lessons.ORDER[0])  # modules imported by students' code that contain no answers
+rank.load_plain_library()
 
 
 ShutIn = Callable[[list[str], int], None]  # what a rank does to itself: the places that are left to it, its number
@@ -107,7 +106,8 @@ def note_no_stacks() -> None:
 
 
 def run_command(connection: socket.socket) -> None:
-    """Run a command that was handed over."""
+    """Run a command that was handed over: it judges, so nothing of the library is withheld from it."""
+    rank.forget_answers()
     torch.set_num_threads(os.cpu_count() or 1)
     cli = importlib.import_module("grader.engine.commands.cli")  # imported by name: it is above this room
     keeper.take_over(connection, cli.main)

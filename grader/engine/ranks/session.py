@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,6 +91,7 @@ class Session:
         self.cause: int | None = None  # the rank whose crash was reported first
         self.crashed_at: dict[int, float] = {}  # each rank's own time then
         self.said = dict.fromkeys(range(self.world), 0)  # bytes
+        self.marks: list[list[str]] = [[] for _ in range(self.world)]  # each rank's cases so far, in words
 
     def watch(self) -> Run:
         self.selector = selectors.DefaultSelector()
@@ -128,11 +130,24 @@ class Session:
                 if key.data == "rank":
                     key.fileobj.close()
             self.selector.close()
+        if self.fault and (told := self.scenario(self.fault)):
+            self.fault.scenario, self.fault.message = told, f"{told}: {self.fault.message}"
         self.run.fault = self.fault
         self.collect()
         if self.first:
             self.first.second = self.run
         return self.first or self.run
+
+    def scenario(self, fault: Fault) -> str:
+        """The check's case in which a fault happened, in words: the rank's own; where ranks wait for each other, the
+        one of the rank that is furthest behind.
+        """
+        living = [rank for rank in range(self.world) if not self.endings.over(rank)]
+        if fault.cause == "hang" and living:
+            cases = min((self.marks[rank] for rank in living), key=len)
+        else:
+            cases = self.marks[fault.rank] if fault.rank is not None else []
+        return cases[-1] if cases else ""
 
     def goes_on(self) -> bool:
         """Called when all ranks are over. If they returned from the first of two calls, the second starts."""
@@ -217,6 +232,8 @@ class Session:
             if rank not in self.run.strange or event["returned"] == events.NOTHING:
                 self.run.strange[rank] = event
             return
+        if event["e"] == "mark":
+            self.marks[rank].append(event.get("told", ""))
         self.run.events[rank].append(event | {"e": "end"} if event["e"] == "boundary" else event)
         self.pulse.heard(rank)
         if event["e"] == "broken" and rank == 0:
@@ -306,13 +323,23 @@ class Session:
             last = self.diagnosis.ranks[rank].last
             return self.traces.where_now(rank, self.pids[rank]) or ([last] if last else [])
 
+        def elsewhere(asleep: int) -> str:
+            return "".join(f"; rank {n} {self.whereabouts(n, where_now)}" for n in range(self.world) if n != asleep)
+
         try:
-            return self.pulse.look(living, waiting, complete, where_now)
+            return self.pulse.look(living, waiting, complete, where_now, elsewhere)
         except Unjudged:
             if self.server.sandbox and (fault := limits.crowded_out(self.server, self.pids, pulse.STARVED)):
                 self.lost = True
                 return fault
             raise
+
+    def whereabouts(self, rank: int, where_now: Callable[[int], list[Where]]) -> str:
+        """Where a rank is now, in words."""
+        if self.endings.over(rank):
+            return f"is not there: {self.endings.how_it_ended(rank)}"
+        block = self.diagnosis.blocked(rank) if self.diagnosis.ranks[rank].waiting else None
+        return f"waits in {block[0].at()}" if block else f"is at {place(next(iter(where_now(rank)), None))}"
 
     def kill(self) -> None:
         """End every rank and everything it started."""
