@@ -260,7 +260,7 @@ def check_step(what, seen, right, rank, world=WORLD):
     expect(seen["kept"], told, "as it was", "other numbers", rank, hint)
 
 
-def check_waited(what, events):
+def check_waited(what, events, hint=""):
     """Every collective was waited for, and its tensor was not touched before."""
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
@@ -274,7 +274,7 @@ def check_waited(what, events):
                     call.written_at or call.where,
                     expected="the same numbers until the wait is over",
                     seen="different numbers",
-                    hint=NOT_OVER,
+                    hint=hint or NOT_OVER,
                 )
             if call.over is None:
                 raise Fault(
@@ -285,7 +285,7 @@ def check_waited(what, events):
                     call.where,
                     expected=f"a wait for each {call.op}",
                     seen="no wait",
-                    hint=NO_WAIT,
+                    hint=hint or NO_WAIT,
                 )
 
 
@@ -730,7 +730,7 @@ def test_todo4_overlapped(student):
 def check_overlapped(what, right, hint, case, run, world):
     sizes = gradient_bytes()
     events = [parts(mine)[case] for mine in run.events]
-    check_waited(what, events)
+    check_waited(what, events, LEFT if case == 1 else "")
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
         with hinted(hint):
@@ -739,6 +739,7 @@ def check_overlapped(what, right, hint, case, run, world):
         check_begun_at_once(what, events[rank], rank)
 
 
+LEFT = "The first pass is right. What has it left in a list, and which line takes it out before the second pass?"
 OVERLAPPED = (
     "Which tensor does a hook all-reduce, is it complete by then, and when is it divided?",
     "Here p.grad had something in it before the pass. Is it still there, and does a hook see all of it, or only what"
@@ -1020,7 +1021,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
     sizes = gradient_bytes()
     buckets = fewest(sizes, cap)
     events = [parts(mine)[case] for mine in run.events]
-    check_waited(what, events)
+    check_waited(what, events, AGAIN if what == STEPS[1][0] else "")
     all_users = all(len(users) == world for _, users, *_ in passes)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)

@@ -1161,10 +1161,16 @@ def test_todo9_background(student):
         named = "The name step-… promises a whole checkpoint. What must be known before it is given?"
         check_failures("finish()", "result()", seen, rank, silent, named)
     for world in student.several((1, 2)):
-        ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
         told = f"begin_save() and finish() on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
         with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
+            ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
             check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
+
+
+ALL_ASK = (
+    "Each rank's thread writes a part, and only result() says that it has ended. Which ranks ask for it before the call"
+    " that all make together, and what do the others do meanwhile?"
+)
 
 
 def begun(student, world):
@@ -1172,7 +1178,8 @@ def begun(student, world):
     each other's messages, by chance.
     """
     try:
-        run = student.call(begin_on_rank, world=world, seed=student.seeds(world), common=True)
+        with hinted(ALL_ASK, "hang", "mismatch"):
+            run = student.call(begin_on_rank, world=world, seed=student.seeds(world), common=True)
         every = run.events
     except Fault as fault:
         run, every, met = None, fault.events, fault
