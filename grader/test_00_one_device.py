@@ -539,14 +539,15 @@ def test_todo7_scaling(student):
                 answers[n],
             )
     right = {}
-    for _ in range(2):
-        share, devices = draw.uniform(0.01, 0.3), draw.randrange(2, 100)
+    for low, high in ((0.01, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.99)):
+        share, devices = draw.uniform(low, high), draw.randrange(2, 100)
         right["amdahl", (share, devices)] = 1 / (share + (1 - share) / devices)
         right["gustafson", (share, devices)] = share + devices * (1 - share)
         right["fixed_share", (1 / (share + (1 - share) / devices), devices)] = share
     share, devices = -draw.uniform(0.005, 0.02), draw.randrange(2, 20)  # faster than linear
     right["fixed_share", (1 / (share + (1 - share) / devices), devices)] = share
     right |= {("amdahl", (0.0, 8)): 8.0, ("amdahl", (1.0, 8)): 1.0, ("gustafson", (0.25, 1)): 1.0}
+    right |= {("gustafson", (0.0, 8)): 8.0, ("gustafson", (1.0, 8)): 1.0, ("fixed_share", (1.0, 8)): 1.0}
     check_answers(student, right, rel=1e-7)  # fixed_share takes a difference, so some digits are lost
 
 

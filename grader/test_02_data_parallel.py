@@ -84,26 +84,32 @@ class Net(nn.Module):
         self.frozen = nn.Linear(2, 4).requires_grad_(False)
         self.hidden = nn.Linear(4, 6)
         self.extra = nn.Sequential(nn.Sequential(nn.Linear(6, 6)))
-        self.out = nn.Linear(6, 2, bias=False)
+        self.out = nn.Conv2d(3, 2, (1, 2), bias=False)
         self.shift = nn.Parameter(torch.randn(2))
         self.head = nn.Linear(2, 14, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_buffer("scale", torch.rand(2) + 0.5, persistent=False)
+        self.register_buffer("scale", torch.rand(1, 2, 1, 2) + 0.5, persistent=False)
 
     def forward(self, x, y):
         h = torch.tanh(self.hidden(self.frozen(self.norm(self.embedding(x)))))
         if bool((x >= 7).any()):
             h = h + self.extra(h)
-        return F.cross_entropy(self.head((self.out(h) + self.shift) * self.scale), y)
+        h = self.out(h.view(-1, 3, 1, 2)).flatten(1) + self.shift
+        return F.cross_entropy(self.head(h * self.scale.sum(dim=1).flatten()), y)
 
 
-def made_model(seed=0, turned=False):
-    """`turned`: matrices and their gradients lie transposed in memory, as images often do."""
+def made_model(seed=0, turned=False, of_images=False):
+    """`turned`: matrices and their gradients lie transposed in memory, which no collective of NCCL's takes.
+    `of_images`: a weight and a buffer lie in channels_last. Collectives take those as they are; contiguous() copies
+    them, and what is written into a copy does not arrive.
+    """
     torch.manual_seed(seed)
     model = Net()
     if turned:
         for parameter in model.parameters():
             parameter.data = strided(parameter.data) if parameter.dim() > 1 else parameter.data
+    if of_images:
+        model.to(memory_format=torch.channels_last)
     for name, buffer in model.named_buffers():  # as after some training, and different on every seed
         if buffer.is_floating_point() and name != "scale":
             buffer.uniform_(0.5, 2.0)
@@ -221,6 +227,7 @@ TOO_MANY = "Which tensors are sent, and how often? A tied parameter is one tenso
 
 
 ZEROS = ", where the gradients of rank 1 are zeros"  # after which pass
+ONLY_ZEROS = ", where the gradients of all ranks are zeros"
 
 
 def check_gradients(what, seen, right, rank, world=WORLD):
@@ -253,7 +260,7 @@ def check_step(what, seen, right, rank, world=WORLD):
     expect(seen["kept"], told, "as it was", "other numbers", rank, hint)
 
 
-def check_waited(what, events):
+def check_waited(what, events, hint=""):
     """Every collective was waited for, and its tensor was not touched before."""
     for rank, mine in enumerate(events):
         for call in collectives([mine]):
@@ -267,7 +274,7 @@ def check_waited(what, events):
                     call.written_at or call.where,
                     expected="the same numbers until the wait is over",
                     seen="different numbers",
-                    hint=NOT_OVER,
+                    hint=hint or NOT_OVER,
                 )
             if call.over is None:
                 raise Fault(
@@ -278,7 +285,7 @@ def check_waited(what, events):
                     call.where,
                     expected=f"a wait for each {call.op}",
                     seen="no wait",
-                    hint=NO_WAIT,
+                    hint=hint or NO_WAIT,
                 )
 
 
@@ -415,7 +422,10 @@ def first_states(seeds):
 
 def broadcast_on_rank(code, rank, world, seed):
     merciless_messages()
-    model = made_model(seed)
+    return [broadcast_once(code, made_model(seed, of_images=of_images)) for of_images in MODELS.values()]
+
+
+def broadcast_once(code, model):
     given = {name: (tensor, tensor.data_ptr()) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     trained_before = [*trained(model)]
     mark()
@@ -431,6 +441,8 @@ def broadcast_on_rank(code, rank, world, seed):
         "trained_before": trained_before,
     }
 
+
+MODELS = {"": False, " of a model in channels_last": True}  # whether `of_images`
 
 ALIKE = (
     "Do all ranks make the same calls, with the same root, whatever numbers their tensors hold? A tied parameter is one"
@@ -462,9 +474,21 @@ def test_todo2_broadcast_state(student):
     student.premise({*alike} <= {"norm.weight"}, f"a rank that keeps its own {alike}")
     with hinted(ALIKE, "mismatch"):
         run = student.call(broadcast_on_rank, world=WORLD, seed=seeds)
-    ranks = run.evidence
-    right = first  # and not what rank 0 says that it had
-    check_waited("broadcast_state", [parts(mine)[0] for mine in run.events])
+    for case, told in enumerate(MODELS):
+        with hinted(COPIED if told else ""):
+            check_broadcast(f"broadcast_state{told}", first, case, run)
+
+
+COPIED = (
+    "In channels_last a weight is dense, but not in the order of its dimensions, so contiguous() copies it. Into which"
+    " tensor does the call write?"
+)
+
+
+def check_broadcast(what, right, case, run):
+    """`right` is the state of rank 0, drawn here: not what rank 0 says that it had."""
+    ranks = [seen[case] for seen in run.evidence]
+    check_waited(what, [parts(mine)[case] for mine in run.events])
     for rank, seen in enumerate(ranks):
         for name, wanted in right.items():
             kind = (
@@ -475,12 +499,10 @@ def test_todo2_broadcast_state(student):
             held = seen["after"].get(name)
             kind += ", which is not in the state_dict" if name == "scale" else ""
             kind += ", which is frozen" if name.startswith("frozen") else ""
-            check_tensor(
-                f"after broadcast_state, {name} on rank {rank}, a {kind},", held, wanted, rank=rank, than="rank 0's"
-            )
+            check_tensor(f"after {what}, {name} on rank {rank}, a {kind},", held, wanted, rank=rank, than="rank 0's")
         expect(
             not seen["replaced"] and seen["tied"],
-            f"broadcast_state replaces tensors of rank {rank}'s model: an optimizer "
+            f"{what} replaces tensors of rank {rank}'s model: an optimizer "
             "that refers to the old ones would keep training those",
             "the same tensors with new numbers",
             ", ".join(seen["replaced"]) or "different tensors",
@@ -490,14 +512,14 @@ def test_todo2_broadcast_state(student):
         for name in {*seen["trained"]} ^ {*seen["trained_before"]}:
             after = "trainable" if name in seen["trained"] else "frozen"
             hint = "Only numbers are to be sent. Which line changes what autograd does with a parameter?"
-            expect(False, f"broadcast_state leaves {name} {after} on rank {rank}", "as it was", after, rank, hint)
+            expect(False, f"{what} leaves {name} {after} on rank {rank}", "as it was", after, rank, hint)
     most = sum(tensor.numel() * tensor.element_size() for tensor in right.values())
     for rank, events in enumerate(run.events):
-        calls = ops(parts(events)[0])
+        calls = ops(parts(events)[case])
         seen, by = moved_by(calls, rank), operations(calls)
         expect(
             seen <= most,
-            f"in broadcast_state {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}: is each"
+            f"in {what} {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}: is each"
             " tensor broadcast once, even a tied one, and unchanged? An all-reduce moves more than a broadcast, and a"
             " pickled object is longer than its tensors",
             f"at most {most:,} bytes",
@@ -507,7 +529,7 @@ def test_todo2_broadcast_state(student):
         )
         expect(
             rank == 0 or seen >= most / 2,
-            f"in broadcast_state only {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}",
+            f"in {what} only {seen:,.0f} bytes reach rank {rank} by {by}, and the state has {most:,}",
             f"{most:,} bytes",
             f"{seen:,.0f} bytes",
             rank,
@@ -518,9 +540,10 @@ def test_todo2_broadcast_state(student):
 # TODO 3: after the backward pass
 
 # For each number of ranks the dtype and, as `loss_of` has them, who uses the extra layer in the pass of each case: all,
-# all but rank 1, none; and all, but the gradients of rank 1 are zeros.
+# all but rank 1, none; and all, but the gradients of rank 1, or of all ranks, are zeros. On two ranks the model is in
+# channels_last.
 NAIVE = {
-    3: ("float32", ([0, [0, 1, 2]], [1, [0, 2]], [2, []], [3, [0, 1, 2], [], [1]])),
+    3: ("float32", ([0, [0, 1, 2]], [1, [0, 2]], [2, []], [3, [0, 1, 2], [], [1]], [4, [0, 1, 2], [], [0, 1, 2]])),
     2: ("float64", ([0, [0, 1]], [1, [0]])),
 }
 
@@ -529,7 +552,7 @@ def naive_on_rank(code, rank, world, seed, dtype, passes):
     merciless_messages()
     seen = []
     for one in passes:
-        model = made_model().to(getattr(torch, dtype))
+        model = made_model(of_images=world == 2).to(getattr(torch, dtype))
         loss_of(model, seed, rank, *one).backward()
         mark()
         code.average_gradients(model)
@@ -568,8 +591,9 @@ def test_todo3_naive(student):
             run = student.call(naive_on_rank, world=world, seed=seeds, dtype=dtype, passes=passes)
         sizes = gradient_bytes(getattr(torch, dtype).itemsize)
         for case in range(len(passes)):
-            what = f"average_gradients on {count_of(world, 'rank')}" + (f", in {dtype}" if dtype != "float32" else "")
-            what += ("", ", where rank 1 does not use a layer", ", where no rank uses a layer", ZEROS)[case]
+            what = f"average_gradients on {count_of(world, 'rank')}"
+            what += f", in {dtype}, of a model in channels_last" if world == 2 else ""
+            what += ("", ", where rank 1 does not use a layer", ", where no rank uses a layer", ZEROS, ONLY_ZEROS)[case]
             check_naive(what, rights[world][case], case, run, sizes, world)
 
 
@@ -579,6 +603,8 @@ def naive_gradients(student, world):
     rights = [student.reference(serial, passes=[one], seeds=[*seeds], dtype=dtype) for one in passes]
     owns = student.reference(own_gradients, asked=passes, seeds=[*seeds])
     for right, own in zip(rights, owns, strict=True):
+        if not any(grad.any() for grad in right.values()):
+            continue
         alike = [
             name
             for name in right
@@ -611,10 +637,11 @@ def check_naive(what, right, case, run, sizes, world):
 
 def overlapped_on_rank(code, rank, world, seed, earlier):
     """Two passes, the second one on top of what the first one has left; and the first one on top of earlier ones, in
-    which no hook was there. Then a pass without gradients from before, in which rank 1's are zeros.
+    which no hook was there. Then passes without gradients from before, in which rank 1's are zeros, and all ranks'. On
+    two ranks the model is in channels_last.
     """
     merciless_messages()
-    model = made_model()
+    model = made_model(of_images=world == 2)
     for number in earlier:
         model(*micro_batch(seed, number)).backward()
     watch_gradients(model)
@@ -626,15 +653,17 @@ def overlapped_on_rank(code, rank, world, seed, earlier):
         backward(loss)
         finish()
         seen.append(left_by_step(model))
-    emptied(model)
-    loss = loss_of(model, seed, rank, *ALL_ZEROS)
-    mark()
-    backward(loss)
-    finish()
-    return [*seen, left_by_step(model)]
+    for one in OF_ZEROS.values():
+        emptied(model)
+        loss = loss_of(model, seed, rank, *one)
+        mark()
+        backward(loss)
+        finish()
+        seen.append(left_by_step(model))
+    return seen
 
 
-ALL_ZEROS = [2, [*range(WORLD)], [], [1]]  # as `loss_of` has it
+OF_ZEROS = {ZEROS: [2, [*range(WORLD)], [], [1]], ONLY_ZEROS: [3, [*range(WORLD)], [], [*range(WORLD)]]}  # `loss_of`'s
 EARLIER = {WORLD: [], 2: [7]}  # for each number of ranks, passes before the call of reduce_when_ready
 PASSES = (
     ("reduce_when_ready", [0]),
@@ -686,19 +715,22 @@ def test_todo4_overlapped(student):
         with hinted(OWN_ZEROS, "hang", "mismatch"):
             run = student.call(overlapped_on_rank, world=world, seed=seeds, earlier=earlier)
         asked = [[[number, [*range(world)]] for number in (*earlier, *later)] for _, later in PASSES]
-        *means, of_zeros = (student.reference(serial, passes=one, seeds=[*seeds]) for one in (*asked, [ALL_ZEROS]))
+        means = [student.reference(serial, passes=one, seeds=[*seeds]) for one in asked]
         for case, ((what, _), passes, mean) in enumerate(zip(PASSES, asked, means, strict=True)):
             right = {name: grad * len(passes) for name, grad in mean.items()}
-            what += f", on {count_of(world, 'rank')}" + ", called after an earlier pass" * bool(earlier)
+            what += f", on {count_of(world, 'rank')}"
+            what += ", called after an earlier pass, of a model in channels_last" * bool(earlier)
             check_overlapped(what, right, OVERLAPPED[len(passes) > 1], case, run, world)
-        what = f"reduce_when_ready on {count_of(world, 'rank')}{ZEROS}"
-        check_overlapped(what, of_zeros, OWN_ZEROS, len(PASSES), run, world)
+        for case, (which, one) in enumerate(OF_ZEROS.items(), start=len(PASSES)):
+            right = student.reference(serial, passes=[one], seeds=[*seeds])
+            what = f"reduce_when_ready on {count_of(world, 'rank')}{which}"
+            check_overlapped(what, right, OWN_ZEROS, case, run, world)
 
 
 def check_overlapped(what, right, hint, case, run, world):
     sizes = gradient_bytes()
     events = [parts(mine)[case] for mine in run.events]
-    check_waited(what, events)
+    check_waited(what, events, LEFT if case == 1 else "")
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)
         with hinted(hint):
@@ -707,6 +739,7 @@ def check_overlapped(what, right, hint, case, run, world):
         check_begun_at_once(what, events[rank], rank)
 
 
+LEFT = "The first pass is right. What has it left in a list, and which line takes it out before the second pass?"
 OVERLAPPED = (
     "Which tensor does a hook all-reduce, is it complete by then, and when is it divided?",
     "Here p.grad had something in it before the pass. Is it still there, and does a hook see all of it, or only what"
@@ -749,6 +782,8 @@ FILLS = (
     ([3, 100, 3, 3], 10),
     ([0, 100, 0], 10),
     ([100], 10),
+    ([0, 10], 10),  # nothing is left in the bucket, and what has no bytes fits in
+    ([0, 5, 0, 5, 0], 10),
     ([], 10),
     ([5, 5, 5], 1000),
     ([6, 5, 6, 5], 10),
@@ -857,6 +892,7 @@ STEPS = (
     ("Bucketed where the pass of rank 1 uses no parameter", [[12, [0, 2], [1]]]),
     ("Bucketed after a step in which the pass of rank 1 used no parameter", [[13, [0, 1, 2]]]),
     ("Bucketed" + ZEROS, [[14, [0, 1, 2], [], [1]]]),
+    ("Bucketed" + ONLY_ZEROS, [[15, [0, 1, 2], [], [0, 1, 2]]]),
 )
 STEPS_OF_TWO = (
     ("Bucketed on 2 ranks, with a larger cap and matrices that are not contiguous", [[7, [0, 1]]]),
@@ -985,7 +1021,7 @@ def check_bucketed(what, right, case, run, world, cap, passes):
     sizes = gradient_bytes()
     buckets = fewest(sizes, cap)
     events = [parts(mine)[case] for mine in run.events]
-    check_waited(what, events)
+    check_waited(what, events, AGAIN if what == STEPS[1][0] else "")
     all_users = all(len(users) == world for _, users, *_ in passes)
     for rank, seen in enumerate(run.evidence):
         check_no_wait_inside(what, events[rank], rank)

@@ -867,13 +867,29 @@ def check_made(told, kind, world, rank, mine, weights):
     )
 
 
+def with_bias(kind, right, world):
+    """Outputs with another number of biases than one, by name, and their hints."""
+    bias = right["weights"].get({"mlp": "down.bias", "row": "bias"}.get(kind))
+    if bias is None or world == 1:
+        return {}
+    return {
+        f"the right one with its bias {world} times: once from each rank": (right["y"] + (world - 1) * bias, BIAS),
+        "the right one without its bias": (right["y"] - bias, BIAS),
+    }
+
+
+BIAS = "The summands of the ranks are added up. The bias is no summand: where is it added, so that it counts once?"
+
+
 def check_outcome(told, kind, world, rank, mine, right, trial):
     def share(tensor):
         return cut(tensor, 2, rank, world) if kind == "column" else tensor
 
     y = share(right["y"])
     hint = HINTS.get(("output", kind), "")
-    check_tensor(f"{told}: the output on rank {rank}", mine["y"], y, REL, rank, hint=hint)
+    check_tensor(
+        f"{told}: the output on rank {rank}", mine["y"], y, REL, rank, wrongs=with_bias(kind, right, world), hint=hint
+    )
     if kind == "mlp":
         tokens, hidden = y[..., 0].numel(), -(-trial["inner"] // world)
         most = tokens * max(hidden, trial["width"])

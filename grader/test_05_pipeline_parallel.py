@@ -1403,6 +1403,13 @@ def in_turn(m):
     return read(first, " ".join(f"F{j} B{j}" for j in range(m)))
 
 
+def ahead(m):
+    """On two ranks: both compute forward passes in advance, so that each message travels during a pass."""
+    first = [f"F{j}" for j in range(5)] + [word for j in range(m - 5) for word in (f"B{j}", f"F{j + 5}")]
+    first += [f"B{j}" for j in range(m - 5, m)]
+    return read(" ".join(first), "F0 " + " ".join(f"F{j + 1} B{j}" for j in range(m - 1)) + f" B{m - 1}")
+
+
 def forward_passes(p, m, v):
     return [[["F", j, chunk] for chunk in range(v) for j in range(m)] for _ in range(p)]
 
@@ -1769,6 +1776,7 @@ def test_todo6_execute(student):
         [
             fixed_trial(draw, crossing, CROSSING, 2, dtype="float64"),
             fixed_trial(draw, "forward and backward in turn", in_turn(MANY), MANY),
+            fixed_trial(draw, "a schedule in which no result is needed at once", ahead(12), 12),
             drawn_trial(draw, 2, 3, 2),
             drawn_trial(draw, 2, draw.randrange(4, 7), 1),
             off,
@@ -1777,12 +1785,60 @@ def test_todo6_execute(student):
         [drawn_trial(draw, 4, 5, 1)],
     ]
     last_one_counts(student, by_ranks[0])
+    travelling = all(len(early_for(ahead(12), rank)) >= SOME for rank in (0, 1))
+    student.premise(travelling, "a message that is waited for at once")
     with hinted("Which stage comes next for F, and which for B? A stage's rank is its number modulo the ranks."):
         check_goes_to(student)
     with hinted("in_ticks raises what simulate raises. Is it called before anything is computed?"):
         check_refused(student)
     for trials in student.several(by_ranks):
-        check_trials(student, trials)
+        for trial, events in zip(trials, check_trials(student, trials), strict=True):
+            for rank, mine in enumerate(events):
+                check_travel(f"execute, {name_of(trial)}", early_for(trial["schedule"], rank), mine, rank)
+
+
+SOME = 4  # so many messages that could travel during a pass show a habit
+
+
+def early_for(schedule, rank):
+    """The passes of a rank that need a message which was sent before its last pass began: it can travel meanwhile."""
+    times, _ = times_of(schedule, dict.fromkeys("FBIW", 1))
+    world, last = len(schedule), max(c * len(schedule) + r for r, mine in enumerate(schedule) for _, _, c in mine)
+    sent = {
+        ("F" if kind == "F" else "I", number, chunk * world + source): (source, begin)
+        for source, actions in enumerate(schedule)
+        for (kind, number, chunk), (begin, _) in zip(actions, times[source], strict=True)
+        if kind != "W"
+    }
+    found, passes = [], [begin for (kind, *_), (begin, _) in zip(schedule[rank], times[rank]) if kind != "W"]
+    for (kind, number, chunk), (begin, _) in zip(schedule[rank], times[rank], strict=True):
+        source, when = sent.get(needed_for(kind, number, chunk * world + rank, last), (rank, 0))
+        if source != rank and any(when < other < begin for other in passes):
+            found.append((kind, number, chunk))
+    return found
+
+
+def check_travel(told, early, events, rank):
+    """Of the messages that are there before they are needed, half or more are not waited for until another pass has
+    been computed.
+    """
+    posted, travelled, passes = {}, 0, 0
+    for event in events:
+        passes += event["e"] == "mark" and event.get("kind") in ("forward", "back")
+        if event["e"] == "op" and event["op"] == "recv":
+            posted[event["id"]] = passes
+        elif event["e"] == "wait" and event.get("of") in posted:
+            travelled += passes > posted.pop(event["of"])
+    expect(
+        len(early) < SOME or 2 * travelled >= len(early),
+        f"{told}: {len(early)} messages to rank {rank} are sent before the pass that precedes their use, and"
+        f" {travelled} travel while this rank computes it; for the others it waits at once, or receives them only when"
+        " it needs them",
+        f"{len(early)} that travel meanwhile",
+        travelled,
+        rank,
+        "A receive that is posted costs nothing until you wait for it. Which pass is the first that needs its tensor?",
+    )
 
 
 def check_goes_to(student):

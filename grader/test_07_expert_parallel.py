@@ -1282,8 +1282,15 @@ AVERAGED = (
 )
 
 
+EVERY_GROUP = (
+    "Every rank takes part in making every group, also one that it is not in. How many groups are there in all, and how"
+    " many does each rank make?"
+)
+
+
 def check_groups(student, world, spread):
-    ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
+    with hinted(EVERY_GROUP, "hang", "mismatch"):
+        ranks = student.call(grouped_on_rank, world=world, spread=spread).evidence
     for rank, found in enumerate(ranks):
         what = f"make_groups on {count_of(world, 'rank')}, spread {spread}"
         groups = found["groups"]

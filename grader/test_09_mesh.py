@@ -23,6 +23,7 @@ from grader.kit import (
     as_evidence,
     a_number,
     known,
+    named_apart,
     close,
     same_numbers,
     check_calls,
@@ -208,6 +209,19 @@ def test_todo1_orders(student):
         tuple(min(all_orders(sizes), key=lambda order: crossing(order, sent, node))) for sizes, sent, node in asked
     }
     student.premise(len(bests) > 2, "always the same order")
+    placed = [
+        ({axis: sizes[axis] for axis in order}, sent, node)
+        for sizes, sent, node, orders in questions
+        for order in orders
+    ]
+    counts = [crossing(*one) for one in placed]
+    named = {
+        "along pp the last stage sends on to the first": [crossing(*one, rings=AXES) for one in placed],
+        "pp is taken for a ring like the other axes": [crossing(*one, rings=AXES, both_ways=()) for one in placed],
+        "along pp nothing comes back": [crossing(*one, both_ways=()) for one in placed],
+        "rings are not closed": [crossing(*one, rings=()) for one in placed],
+    }
+    named_apart(student, counts, named)
     (seen,) = student.call(orders_on_rank, world=1, group=False, asked=questions).evidence
     for (sizes, sent, node, orders), found in zip(questions, seen, strict=True):
         told = f"{spoken(sizes)}, {node} ranks per node, sending {sent}"
@@ -215,14 +229,7 @@ def test_todo1_orders(student):
             placed = {axis: sizes[axis] for axis in order}
             right = crossing(placed, sent, node)
             if not same_numbers(count, right):
-                ends = {
-                    "along pp the last stage sends on to the first": crossing(placed, sent, node, rings=AXES),
-                    "pp is taken for a ring like the other axes": crossing(
-                        placed, sent, node, rings=AXES, both_ways=()
-                    ),
-                    "along pp nothing comes back": crossing(placed, sent, node, both_ways=()),
-                }
-                taken = known(count, ends | {"rings are not closed": crossing(placed, sent, node, rings=())})
+                taken = known([count for one in seen for count in one["bytes"]], counts, named)
                 look = (
                     "Look at a line of pp alone: which ranks have a next one, and what crosses the boundary between "
                     "two stages?"
@@ -816,7 +823,8 @@ def check_gradients(serial, case, ranks, events):
                 what = "cut" if cut else "whole, used on some tokens" if some else "whole"
                 wrongs = {"it is left as this rank had it": got} if mine["kept"][name] else {}
                 wrongs |= taken_for(right, parts, sizes, cut, some, tied)
-                done = known(got, wrongs, partial(close, rel=CLOSE))
+                named = {words: [wrong] for words, wrong in wrongs.items()}
+                done = known([got], [right], named, partial(close, rel=CLOSE))
                 raise Wrong(
                     f"{told}: the gradient of {name} ({what}{', tied' if tied else ''}) on rank {rank} differs from"
                     f" one process's: {ratio(got, right)}{done and f': {done}'}",
@@ -969,7 +977,7 @@ def test_todo5_norm(student):
                 )
                 # Sums in float32 differ by 1e-7 of the result; those in bfloat16, of 8 bits, by 1e-2 and more.
                 if not close(got, right):
-                    done = known(got, wrong_norms(case, rank), close)
+                    done = mistake_in(case, [seen[number_of_case]["norm"] for seen in run.evidence])
                     raise Wrong(
                         f"{told}: is wrong on rank {rank}{done and f': {done}'}", f"{right:.6g}", f"{got:.6g}", rank
                     )
@@ -981,6 +989,14 @@ def test_todo5_norm(student):
             alone = case["sizes"]["pp"] * case["sizes"]["tp"] == 1
             sent = sum(sent_by(mine, rank) for rank, mine in enumerate(seen))
             expect(alone or sent > 0, f"{told}: no rank sends anything, so none can know the others' part", "> 0", sent)
+
+
+def mistake_in(case, norms):
+    """The mistake that explains the norms that all ranks have found; "" if there is none."""
+    wrongs = [wrong_norms(case, rank) for rank in range(len(norms))]
+    named = {words: [wrong[words] for wrong in wrongs] for words in wrongs[0]}
+    right = [norm_of(case, case["tensors"])] * len(norms)
+    return known([a_number(norm) or 0.0 for norm in norms], right, named, partial(math.isclose, rel_tol=1e-5))
 
 
 def norm_of(case, tensors, count=lambda cut, tied: 1):
@@ -996,18 +1012,18 @@ def wrong_norms(case, rank):
     """By name, what this rank may find in place of the norm."""
     sizes, tensors = case["sizes"], case["tensors"]
     tp, ends = sizes["tp"], min(2, sizes["pp"])
-    others = {axis: size for axis, size in sizes.items() if axis not in ("tp", "pp") and size > 1}
     counts = {
         "the tied table is counted on both ends": lambda cut, tied: ends if tied else 1,
         "the tied table is not counted": lambda cut, tied: not tied,
         "a whole parameter is counted once for each rank of tp": lambda cut, tied: 1 if cut else tp,
     }
-    for axis, size in others.items():
+    for axis in ("dp", "shard", "cp"):
+        size = sizes.get(axis, 1)
         counts[f"squares are added up along {axis}, whose ranks hold the same"] = lambda cut, tied, size=size: size
     norms = [norm_of(case, [tensor]) for tensor in tensors]
     return {
         **{words: norm_of(case, tensors, count) for words, count in counts.items()},
-        f"that is what rank {rank} holds": norm_of(case, pieces_of(case, box(sizes)[rank])),
+        "that is what the rank itself holds": norm_of(case, pieces_of(case, box(sizes)[rank])),
         "that is its square": norm_of(case, tensors) ** 2,
         "norms are added up, and not their squares": sum(norms),
     }

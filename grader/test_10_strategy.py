@@ -18,7 +18,7 @@ from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 
 
-from grader.kit import as_evidence, both, known, nodes, same_numbers, Wrong, expect, hinted, todo
+from grader.kit import as_evidence, both, count_of, known, named_apart, nodes, same_numbers, Wrong, expect, hinted, todo
 from utils.plan import Link, Machine, Model, Plan
 
 BUILDS = "memory, messages and time of a plan; the best plan for a model and a machine; when to stop adding GPUs"
@@ -72,35 +72,55 @@ def check_formulas(student, right, hints={}, wrongs={}):
     """`right` has (name, arguments, answer). Of a dictionary the first kind that differs is named.
 
     By a function's name, `hints` has its own one, and `wrongs` what it is taken for: names and functions of the same
-    arguments. Of the calls of the first function that is wrong, the verdict shows one whose mistake has a name.
+    arguments. A mistake is told if all that the function returns is as if it had been made.
     """
+    mistakes = {}
+    for name, its_wrongs in wrongs.items():
+        asked = [(arguments, answer) for of, arguments, answer in right if of == name]
+        its_right = [number for _, answer in asked for number in numbers_of(answer)]
+        mistakes[name] = (
+            its_right,
+            {
+                words: [number for arguments, _ in asked for number in numbers_of(wrong(*arguments))]
+                for words, wrong in its_wrongs.items()
+            },
+        )
+        named_apart(student, *mistakes[name])
     calls = [[name, [packed(part) for part in arguments]] for name, arguments, _ in right]
     (seen,) = student.call(asked_on_rank, world=1, group=False, calls=calls).evidence
-    found = []
     for (name, arguments, answer), got in zip(right, seen, strict=True):
-        if not found or found[0][0] == name:
-            told = difference(
-                f"{name}({', '.join(map(shown, arguments))})", arguments, answer, got, wrongs.get(name, {})
-            )
-            found += [(name, *told)] if told else []
-    if found:
-        name, message, taken, expected, got = next((one for one in found if one[2]), found[0])
-        raise Wrong(message + (taken and f": {taken}"), expected, got, hint=hints.get(name, ""))
+        told = difference(f"{name}({', '.join(map(shown, arguments))})", answer, got)
+        if told:
+            taken = ""
+            if name in mistakes:
+                all_of_it = [numbers_of(one, like) for (of, _, like), one in zip(right, seen) if of == name]
+                taken = known([number for one in all_of_it for number in one], *mistakes[name])
+            message, expected, got = told
+            raise Wrong(message + (taken and f": {taken}"), expected, got, hint=hints.get(name, ""))
 
 
-def difference(call, arguments, answer, got, wrongs):
-    """(message, the name of the mistake or "", expected, seen); None if the answer is right."""
+def numbers_of(answer, like=None):
+    """The numbers of an answer, which may have several; as many as the right answer, `like`, has."""
+    if isinstance(like, dict):
+        return [answer.get(key) for key in like] if isinstance(answer, dict) else [None] * len(like)
+    if isinstance(like, tuple) and not (isinstance(answer, list) and len(answer) == len(like)):
+        return [None] * len(like)
+    return (
+        [*answer.values()] if isinstance(answer, dict) else [*answer] if isinstance(answer, (tuple, list)) else [answer]
+    )
+
+
+def difference(call, answer, got):
+    """(message, expected, seen); None if the answer is right. Of a dictionary, for the first kind that differs."""
     if not isinstance(answer, dict):
-        taken = known(got, {words: wrong(*arguments) for words, wrong in wrongs.items()})
-        return None if same_numbers(got, answer) else (f"{call} is wrong", taken, *both(answer, got))
+        return None if same_numbers(got, answer) else (f"{call} is wrong", *both(answer, got))
     keys = {str(key): part for key, part in answer.items()}
     if not isinstance(got, dict) or got.keys() != keys.keys():
         has = ", ".join(got) if isinstance(got, dict) else got
-        return f"{call} has the wrong entries", "", ", ".join(keys), has
+        return f"{call} has the wrong entries", ", ".join(keys), has
     for key, part in keys.items():
         if not same_numbers(got[key], part):
-            taken = known(got[key], {words: wrong(*arguments)[key] for words, wrong in wrongs.items()})
-            return f'{call}: "{key}" is wrong', taken, *both(part, got[key])
+            return f'{call}: "{key}" is wrong', *both(part, got[key])
     return None
 
 
@@ -144,7 +164,7 @@ def drawn_machine(draw, node=None):
     node = node or draw.choice([2, 4, 8])
     inside = Link(draw.uniform(1e11, 4e11), draw.uniform(1e-6, 9e-6))
     between = Link(draw.uniform(4e9, 5e10), draw.uniform(5e-6, 4e-5))
-    name = f"a machine with {node} GPUs per node"
+    name = f"a machine with {count_of(node, 'GPU')} per node"
     return Machine(
         name, draw.uniform(1e14, 9e14), 8e10, 2e12, node, inside, between, draw.uniform(0.3, 0.7), draw.uniform(0.5, 1)
     )
@@ -248,8 +268,8 @@ def test_todo1_memory(student):
             " block is recomputed?",
             "memory": "Each kind is bytes times numbers. Whose numbers does `shard` divide, and by how many ranks are"
             " the experts' divided? “Gathered” is whole for a moment: which blocks are, and which tables?",
-            "most_memory": "Which stage is the fullest depends on the model: the ends have tables, the first keeps the"
-            " most activations. Compare.",
+            "most_memory": "The ends have tables, and an earlier stage keeps more micro-batches. Which stage is behind"
+            " no other in either?",
         },
         wrongs={
             "rank_numbers": {
@@ -722,7 +742,8 @@ def test_todo5_stop(student):
         student.premise(crossing_at(batch, scheme, inside) <= 8, "the first number of GPUs on several nodes")
         right.append(("overtaken_at", (batch, scheme, inside), crossing_at(batch, scheme, inside)))
     fast = Machine("fast links everywhere", 3e14, 4e10, 1e12, 8, Link(1e12, 0), Link(1e11, 0))
-    right.append(("overtaken_at", (1e7, "ddp", fast), crossing_at(1e7, "ddp", fast)))  # thousands of GPUs
+    batch = draw.uniform(0.9e7, 1.1e7)  # thousands of GPUs; a round number may be just as fast, but for rounding
+    right.append(("overtaken_at", (batch, "ddp", fast), crossing_at(batch, "ddp", fast)))
     even = Machine("as fast as four GPUs need", 2.0**40, 4e10, 1e12, 8, Link(3 * 2.0**21, 0), Link(3 * 2.0**21, 0))
     even = replace(even, link_share=1.0, device_share=1.0)  # with powers of 2 nothing is rounded, in whatever order
     student.premise(crossing_at(2.0**20, "fsdp float32", even) == 5, "no GPUs on which both take equally long")

@@ -730,7 +730,7 @@ def signalled_by_then(came):
     return mock.patch.object(Reporter.mine, "say", said)
 
 
-# Which of three ranks have been asked, and by which signals; also an even number of ranks, and of signals.
+# Which of three ranks have been asked, and by which signals; also an even number of ranks, and of signals; and many.
 ASKED = (
     ((), ()),
     ((0,), (signal.SIGUSR1,)),
@@ -739,6 +739,7 @@ ASKED = (
     ((), ()),
     ((0, 2), (signal.SIGUSR1,)),
     ((0, 1, 2), (signal.SIGTERM,)),
+    ((0, 2), (signal.SIGUSR1,) * 128),  # together 256, which is 0 in eight bits
 )
 
 
@@ -757,11 +758,13 @@ ASKED = (
     ),
 )
 def test_todo7_agree(student):
-    ranks = student.call(agree_on_rank, world=3).evidence
+    run = student.call(agree_on_rank, world=3)
+    ranks = run.evidence
     for case, (asked, numbers) in enumerate(ASKED):
         who = {0: "no rank", 3: "every rank"}.get(len(asked), f"rank {' and rank '.join(map(str, asked))} alone")
-        by = f" by {' and '.join(signal.Signals(number).name for number in numbers)}" if numbers else ""
-
+        names = {signal.Signals(number).name: numbers.count(number) for number in numbers}
+        by = " and ".join(f"{name}, {count} times" if count > 1 else name for name, count in names.items())
+        by = by and f" by {by}"
         for rank, answers in enumerate(ranks):
             expect(
                 answers[case] == bool(asked),
@@ -773,7 +776,20 @@ def test_todo7_agree(student):
     last = [answers[-1] for answers in ranks]
     told = "if a signal reaches rank 1 while the ranks are agreeing, some of them stop and the others continue"
     expect(len(set(last)) == 1, told, "the same on all ranks", last, 1, LATE)
+    sums = [(rank, event["dtype"]) for rank, mine in enumerate(run.events) for event in mine if is_sum(event)]
+    for rank, dtype in sums:
+        told = f"rank {rank} adds up answers in {dtype}: where all of 256 ranks are asked to stop, the sum is 0"
+        fits = getattr(torch, dtype).itemsize > 1
+        expect(fits, told, "a sum that cannot be 0, or the largest", f"a sum in {dtype}", rank, EIGHT_BITS)
 
+
+def is_sum(event):
+    return event["e"] == "op" and event["op"] == "all_reduce" and event["detail"] == "SUM"
+
+
+EIGHT_BITS = (
+    "How many ranks may a job have, and how far does this dtype count? Or is there an operation that cannot overflow?"
+)
 
 LATE = (
     "What a rank learns after the ranks have agreed belongs to the next step. When does each rank look at its own list?"
@@ -1146,10 +1162,16 @@ def test_todo9_background(student):
         named = "The name step-… promises a whole checkpoint. What must be known before it is given?"
         check_failures("finish()", "result()", seen, rank, silent, named)
     for world in student.several((1, 2)):
-        ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
         told = f"begin_save() and finish() on {count_of(world, 'rank')}, where a killed run has left a torn step-7,"
         with hinted("Which line of TODO 1 clears away what a killed run left under the folder's name? And here?"):
+            ranks = student.call(begin_again_on_rank, world=world, seed=student.seeds(world), common=True).evidence
             check_content(told, ranks[0]["whole"], [seen["mine"] for seen in ranks])
+
+
+ALL_ASK = (
+    "Each rank's thread writes a part, and only result() says that it has ended. Which ranks ask for it before the call"
+    " that all make together, and what do the others do meanwhile?"
+)
 
 
 def begun(student, world):
@@ -1157,7 +1179,8 @@ def begun(student, world):
     each other's messages, by chance.
     """
     try:
-        run = student.call(begin_on_rank, world=world, seed=student.seeds(world), common=True)
+        with hinted(ALL_ASK, "hang", "mismatch"):
+            run = student.call(begin_on_rank, world=world, seed=student.seeds(world), common=True)
         every = run.events
     except Fault as fault:
         run, every, met = None, fault.events, fault

@@ -19,6 +19,7 @@ from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Diagnosis, Fault
 from grader.engine.ranks.endings import parted
 from grader.engine.ranks.job import Job
+from grader.kit.predictions import known
 from grader.kit.scripts import check_checkpoint
 from grader.kit.tensors import difference
 from tests.test_diagnose import feed, op
@@ -196,3 +197,16 @@ def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, ca
     with pytest.raises(Wrong, match="weight is a DTensor"):
         check_checkpoint(run.files["model.pt"], {"weight": torch.ones(4)}, epoch=0)
     assert not caplog.records
+
+
+def test_a_mistake_is_named_only_if_it_explains_all_that_was_returned():
+    right, wrongs = [1.0, 4.0, 9.0], {"doubled": [2.0, 8.0, 18.0], "four, always": [4.0, 4.0, 4.0]}
+    assert known([2.0, 8.0, 18.0], right, wrongs) == "doubled"
+    assert known([2.0, 4.0, 9.0], right, wrongs) == "" == known([2.0], right[:1], {"a": [2.0], "b": [2.0]})
+
+
+def test_a_mistake_is_not_named_for_its_zeros():
+    right, wrongs = [3.0, 0.0, 5.0], {"never negative": [0.0, 0.0, 5.0]}
+    assert known([0.0, 0.0, 5.0], right, wrongs) == ""
+    zeros = torch.zeros(3)
+    assert known([zeros], [torch.ones(3)], {"zeros": [zeros]}, torch.equal) == ""

@@ -296,8 +296,9 @@ def clip_gradients(stages: list[PipelineStage], mesh: DeviceMesh, args: argparse
 
 def fill(x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Pad a short batch to `rows` rows; the loss ignores padding. x and y: int64 (B, T)."""
-    # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape: a short batch at the
-    # end of the validation set would be cut into smaller pieces, or fewer, and a stage would wait forever.
+    # The stages have agreed on the shape of a micro-batch, and receive into tensors of that shape. A short batch at the
+    # end of the validation set would be cut into smaller pieces, and gloo does not compare lengths: the rest of such a
+    # tensor keeps rows of the batch before.
     missing = rows - len(x)
     return torch.cat([x, x.new_zeros(missing, x.shape[1])]), torch.cat([y, y.new_full((missing, y.shape[1]), IGNORE)])
 
@@ -377,7 +378,7 @@ def save_checkpoint(
     """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
     own = {name: weight.detach().cpu() for name, weight in weights(stages).items()}
     # TODO 8: Put the whole model together on rank 0, and save it in one file.
-    # Each rank of rank 0's pipeline has a part that its other ranks lack; the other pipelines have nothing new. The
+    # Each rank of rank 0's pipeline has a part that its other ranks lack; the other pipelines hold copies. The
     # serial script can load one dictionary with the names of the whole model. No rank but rank 0 may hold it whole.
     save0({"model": own, "config": config, "epoch": epoch}, path)
 

@@ -8,7 +8,7 @@
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
-| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives just this |
+| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives all of these, and its premises, `named_apart` |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
@@ -53,7 +53,7 @@ from grader.kit.on_rank import (
     saved_file,
     saved_files,
 )
-from grader.kit.predictions import a_number, both, check_answers, known, same_numbers, written
+from grader.kit.predictions import a_number, both, check_answers, known, named_apart, same_numbers, written
 from grader.kit.refusals import check_refusals
 from grader.kit.scripts import (
     REL,

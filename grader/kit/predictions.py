@@ -1,7 +1,8 @@
 """Questions that have a number as their answer: what the checks of the notebooks ask before anything runs."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -90,10 +91,38 @@ def same_numbers(seen: Any, right: Any) -> bool:
     return found is not None and math.isclose(found, right, rel_tol=1e-9, abs_tol=1e-15)
 
 
-def known(seen: Any, wrongs: dict[str, Any], same: Callable[[Any, Any], bool] = same_numbers) -> str:
-    """The mistake that gives just this, of `wrongs`: what was done -> its result. "" where none or several fit."""
-    fitting = [words for words, wrong in wrongs.items() if same(seen, wrong)]
+def known(
+    seen: Sequence[Any],
+    right: Sequence[Any],
+    wrongs: Mapping[str, Sequence[Any]],
+    same: Callable[[Any, Any], bool] = same_numbers,
+) -> str:
+    """The mistake that gives all of these results, of `wrongs`: what was done -> its results, as many. "" where none or
+    several fit. One number may be wrong for many reasons, so give all that a function has returned; and a zero has
+    more reasons still, so a mistake that differs from `right` only where it gives zeros is not told.
+    """
+
+    def fits(wrong: Sequence[Any]) -> bool:
+        tells = any(
+            not same(mistaken, due) and not is_zero(mistaken) for mistaken, due in zip(wrong, right, strict=True)
+        )
+        return tells and all(same(got, mistaken) for got, mistaken in zip(seen, wrong, strict=True))
+
+    fitting = [words for words, wrong in wrongs.items() if fits(wrong)]
     return fitting[0] if len(fitting) == 1 else ""
+
+
+def is_zero(value: Any) -> bool:
+    return not value.any() if isinstance(value, torch.Tensor) else value == 0
+
+
+def named_apart(student: Student, right: Sequence[float], wrongs: Mapping[str, Sequence[float]]) -> None:
+    """Premises: with what was drawn, each of these mistakes gives other numbers than the right answer, and than each
+    other mistake.
+    """
+    named = {"the right answer": right, **wrongs}
+    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
+        student.premise(not all(map(same_numbers, first, second)), f"“{other}”, or it would be told as “{one}”")
 
 
 def written(value: Any, digits: int = 8) -> str:

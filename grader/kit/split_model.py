@@ -172,7 +172,8 @@ def check_norm(
     mistakes = dict(wrongs or {})
     if 0 < clip < right:
         mistakes["--clip, the norm after clipping"] = clip, AFTER_CLIPPING
-    done = known(norm, mistakes, lambda seen, mistake: math.isclose(seen, mistake[0], rel_tol=1e-3))
+    named = {words: [mistake[0]] for words, mistake in mistakes.items()}
+    done = known([norm], [right], named, lambda seen, mistake: math.isclose(seen, mistake, rel_tol=1e-3))
     if done:
         what, hint = done, mistakes[done][1]
     elif norm == 0:

@@ -90,7 +90,8 @@ def check_tensor(
         mistakes = {
             words: wrong if isinstance(wrong, tuple) else (wrong, hint) for words, wrong in (wrongs or {}).items()
         }
-        done = known(seen, mistakes, lambda seen, mistake: close(seen, mistake[0], max(rel, 1e-6), scale))
+        named = {words: [mistake[0]] for words, mistake in mistakes.items()}
+        done = known([seen], [right], named, lambda seen, mistake: close(seen, mistake, max(rel, 1e-6), scale))
         told = f"is {done}" if done else difference(seen, right, rel, scale, than)
         raise Wrong(f"{what} {told}", right, seen, rank, mistakes[done][1] if done else hint)
 

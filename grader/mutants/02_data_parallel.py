@@ -113,6 +113,69 @@ def joined(*pairs: tuple[str, str]) -> list[str]:
 
 WRONG = [
     Answer(
+        2,
+        "contiguous copies are filled",
+        swap=("detach()", "detach().contiguous()"),
+        says="of a model in channels_last, out.weight on rank 1, a parameter, is not rank 0's",
+    ),
+    Answer(
+        2,
+        "contiguous copies of the buffers are filled",
+        "for p in model.parameters():\n    dist.broadcast(p.detach(), src=0)\n"
+        "for b in model.buffers():\n    dist.broadcast(b.contiguous(), src=0)",
+        says="scale on rank 1, a buffer, which is not in the state_dict, is not rank 0's",
+    ),
+    Answer(
+        3,
+        "contiguous copies are averaged",
+        swap=(
+            "dist.all_reduce(parameter.grad)\n        parameter.grad /=",
+            "whole = parameter.grad.contiguous()\n        dist.all_reduce(whole)\n        whole /=",
+        ),
+        says="of a model in channels_last: on rank 0, the gradient of out.weight is not one process's",
+    ),
+    Answer(
+        4,
+        "contiguous copies are averaged",
+        swap=(
+            ("(dist.all_reduce(parameter.grad, async_op=True), parameter)", "(dist.all_reduce(g, async_op=True), g)"),
+            ("    started.append", "    g = parameter.grad.contiguous()\n    started.append"),
+            ("for work, parameter in started", "for work, g in started"),
+            ("        parameter.grad /=", "        g /="),
+        ),
+        says="of a model in channels_last: on rank 0, the gradient of out.weight is not one process's",
+    ),
+    Answer(
+        3,
+        "what is zeros on all ranks is dropped",
+        swap=(
+            "parameter.grad /= dist.get_world_size()",
+            "parameter.grad = parameter.grad / dist.get_world_size() if parameter.grad.any() else None",
+        ),
+        says="where the gradients of all ranks are zeros: on rank 0, shift has no gradient afterwards",
+    ),
+    Answer(
+        4,
+        "what is zeros on all ranks is dropped",
+        swap=(
+            "parameter.grad /= dist.get_world_size()",
+            "parameter.grad = parameter.grad / dist.get_world_size() if parameter.grad.any() else None",
+        ),
+        says="where the gradients of all ranks are zeros: on rank 0, shift has no gradient afterwards",
+    ),
+    Answer(
+        6,
+        "what is zeros on all ranks is dropped",
+        joined(("        p.grad = piece.view_as(p)", "        p.grad = piece.view_as(p) if piece.any() else None")),
+        says="where the gradients of all ranks are zeros: on rank 0, shift has no gradient afterwards",
+    ),
+    Answer(
+        5,
+        "an empty parameter gets a bucket behind a full one",
+        swap=("sizes[index] > room", "sizes[index] > room or room <= 0"),
+        says="assign_buckets([0, 10], 10) takes 2 buckets; 1 would do",
+    ),
+    Answer(
         5,
         "an empty parameter joins one above the cap",
         swap=("room -= sizes[index]", "room = max(0, room - sizes[index])"),
@@ -928,7 +991,7 @@ if len(self.missing[number]) < 2:
         3,
         "for three ranks",
         replaced(NAIVE, ("/= world", "/= 3")),
-        says="on 2 ranks, in float64: on rank 0, the gradient of",
+        says="on 2 ranks, in float64, of a model in channels_last: on rank 0, the gradient of",
     ),
     Answer(
         3,
@@ -944,7 +1007,7 @@ if len(self.missing[number]) < 2:
             "half = parameter.grad.bfloat16()\n        dist.all_reduce(half)\n"
             "        parameter.grad = half.to(parameter.dtype)",
         ),
-        says="is not one process's",
+        says="one process's gradient of all samples",
     ),
     Answer(4, "for three ranks", swap=("dist.get_world_size()", "3"), says="on 2 ranks"),
     Answer(
@@ -1261,7 +1324,7 @@ if len(self.missing[number]) < 2:
         for p, piece in zip(trained, vector.split(lengths)):
             p.grad = piece.view_as(p).to(p.dtype)
         """,
-        says="on 2 ranks, in float64: on rank 0, the gradient of",
+        says="on 2 ranks, in float64, of a model in channels_last: on rank 0, the gradient of",
     ),
     Answer(
         5,
@@ -1615,10 +1678,12 @@ RIGHT = [
         """
         rank, world = dist.get_rank(), dist.get_world_size()
         for tensor in (*model.parameters(), *model.buffers()):
+            dense = tensor.detach().contiguous()
             if rank > 0:
-                dist.recv(tensor.detach(), rank - 1)
+                dist.recv(dense, rank - 1)
+                tensor.detach().copy_(dense)
             if rank + 1 < world:
-                dist.send(tensor.detach(), rank + 1)""",
+                dist.send(dense, rank + 1)""",
     ),
     Answer(
         3,

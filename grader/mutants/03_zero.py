@@ -626,6 +626,15 @@ for p, part in zip(parameters, parts):
     ),
     Answer(
         8,
+        "whole if it is longer than its shard",
+        swap=(
+            "if unit.parameters[0].untyped_storage().nbytes():",
+            "if unit.parameters[0].untyped_storage().nbytes() > unit.shards[0].nbytes:",
+        ),
+        says="unshard on 1 rank of a unit that is already whole gathers once more",
+    ),
+    Answer(
+        8,
         "a collective for each parameter",
         swap=(
             "for parameter, shards in zip(unit.parameters, gather_shards(unit.shards, unit.world), strict=True):",
@@ -1137,6 +1146,15 @@ for p, part in zip(parameters, parts):
 ]
 
 RIGHT = [
+    Answer(
+        8,
+        "a single rank sends nothing",
+        swap=(
+            "gather_shards(unit.shards, unit.world), strict=True",
+            "gather_shards(unit.shards, unit.world) if unit.world > 1 else [s.detach() for s in unit.shards],"
+            " strict=True",
+        ),
+    ),
     Answer(
         1,
         "case by case",

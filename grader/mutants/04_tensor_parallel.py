@@ -57,6 +57,21 @@ GENERATORS = "return torch.Generator().manual_seed(seed), torch.Generator().manu
 SECONDS = "return products + 4 * all_reduce_seconds(nbytes, world, within if world <= per_node else between)"
 
 WRONG = [
+    Answer(
+        4,
+        "each rank adds the bias before the sum",
+        [
+            None,
+            "h = F.gelu(self.up(self.enter(x_BTD)))\nreturn self.join(F.linear(h, self.down.weight, self.down.bias))",
+        ],
+        says="is the right one with its bias 4 times: once from each rank",
+    ),
+    Answer(
+        4,
+        "the bias is left out",
+        [None, "return self.join(F.linear(F.gelu(self.up(self.enter(x_BTD))), self.down.weight))"],
+        says="is the right one without its bias",
+    ),
     Answer(6, "always joined by g", swap=("return self.join(", "return g("), says="a different `join` than g"),
     Answer(
         2,

@@ -942,6 +942,31 @@ WRONG = [
     ),
     Answer(
         6,
+        "messages by tags, received when needed",
+        [None, BY_TAGS],
+        says="8 messages to rank 0 are sent before the pass that precedes their use, and 0 travel",
+    ),
+    Answer(
+        6,
+        "what arrives is waited for in its tick",
+        swap=(
+            "arriving[place] = room, dist.irecv(room, source)",
+            "dist.irecv(room, source).wait()\n            arriving[place] = room, None",
+        ),
+        says="",
+    ),
+    Answer(
+        6,
+        "what arrives is waited for at the end of its tick",
+        swap=(
+            "    while len(sending)",
+            "    for key, (room, work) in list(arriving.items()):\n        if work:\n            work.wait()\n"
+            "            arriving[key] = room, None\n    while len(sending)",
+        ),
+        says="and 0 travel while this rank computes it",
+    ),
+    Answer(
+        6,
         "received when needed, in the order of use",
         [
             None,
@@ -2149,7 +2174,6 @@ RIGHT = [
         return given""",
         ],
     ),
-    Answer(6, "messages by tags, received when needed", [None, BY_TAGS]),
     Answer(
         6,
         "each tick's messages are waited for at once",

@@ -295,7 +295,7 @@ WRONG = [
         5,
         "what the rank holds",
         ["return torch.stack([p.grad.norm() for p in parameters.values()]).norm().item()"],
-        says="that is what rank 0 holds",
+        says="that is what the rank itself holds",
     ),
     Answer(
         5,

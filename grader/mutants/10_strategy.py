@@ -96,6 +96,12 @@ WRONG = [
         swap=("(stage == 0) + (stage == plan.pp - 1)", "int(stage in (0, plan.pp - 1))"),
         says="with one stage a table is missing",
     ),
+    Answer(
+        1,
+        "all stages but the last two keep all",
+        swap=("min(plan.micro_batches, plan.pp - stage)", "min(plan.micro_batches, max(1, plan.pp - 2 * stage))"),
+        says="is wrong",
+    ),
     Answer(1, "all experts everywhere", swap=(" / plan.ep", ""), says="rank_numbers"),
     Answer(1, "no MLP without experts", swap=("max(1, model.experts)", "model.experts"), says="rank_numbers"),
     Answer(

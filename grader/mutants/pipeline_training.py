@@ -1168,6 +1168,15 @@ WRONG = [
 ]
 
 RIGHT = [
+    Answer(
+        8,
+        "all pipelines send their copies",
+        swap=(
+            ('if mesh["data"].get_local_rank() == 0:', "if True:"),
+            ('mesh["pp"].size() if dist', "dist.get_world_size() if dist"),
+            (', group=mesh["pp"].get_group(), group_dst=0', ", dst=0"),
+        ),
+    ),
     # With one block less in the last stage, the others have one more: a fraction of a block never decides.
     Answer(1, "the head in whole blocks", swap=("n + head)", "n + int(head))")),
     Answer(

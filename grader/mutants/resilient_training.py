@@ -669,6 +669,21 @@ dist.barrier()
     ),
     Answer(
         7,
+        "the signals of all ranks, in eight bits",
+        swap=(
+            ("len(came) > 0, dtype=torch.int32", "len(came), dtype=torch.uint8"),
+            ("dist.all_reduce(stop, dist.ReduceOp.MAX)", "dist.all_reduce(stop)"),
+        ),
+        says="by SIGUSR1, 128 times, rank 0 continues",
+    ),
+    Answer(
+        7,
+        "a sum of answers in eight bits",
+        swap=(("int32", "uint8"), ("dist.all_reduce(stop, dist.ReduceOp.MAX)", "dist.all_reduce(stop)")),
+        says="rank 0 adds up answers in uint8: where all of 256 ranks are asked to stop, the sum is 0",
+    ),
+    Answer(
+        7,
         "an even number of signals is none",
         swap=(
             ("torch.tensor(len(came) > 0,", "torch.tensor(len(came),"),
@@ -900,6 +915,7 @@ RIGHT = [
         "other signals as well",
         swap=("(signal.SIGUSR1, signal.SIGTERM)", "(signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)"),
     ),
+    Answer(7, "the largest, in eight bits", swap=("int32", "uint8")),
     Answer(
         7,
         "how many have been asked",

@@ -715,7 +715,7 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
     """
     # TODO 6, again: the messages. A `Worker` does the actions. For each micro-batch, one message crosses each boundary
     # between two stages forward, and one back; between two chunks of the same rank, nothing is sent. What arrives has
-    # the shape and dtype of `batch.like`.
+    # the shape and dtype of `batch.like`. While a message travels that is not needed yet, this rank computes.
     ### BEGIN SOLUTION
     worker = Worker(chunks, batch, rank, world)
     arriving: dict[tuple[bool, int, int], tuple[Tensor, dist.Work | None]] = {}  # (forward?, micro-batch, stage)

@@ -286,9 +286,9 @@ def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> 
     # TODO 7: With --sequence-parallel, sum the gradients of the norms over the tensor axis.
     # With the flag, each rank's norms see T/tp tokens, so their gradients are parts of a sum; parameters that are cut over
     # the tensor axis have their complete gradient. p.device_mesh.mesh_dim_names tells over which axes a parameter is
-    # cut. p.grad.to_local() is a view of this rank's shard of a gradient, and may be written to. One message is enough
-    # for all of them: torch.cat of flattened tensors makes one vector, tensor.split(sizes) takes it apart. Without the
-    # flag every rank has seen all tokens, and nothing is sent.
+    # cut. p.grad.to_local() is a view of this rank's shard of a gradient, and may be written to. A message for each
+    # is right; one for all has less latency: torch.cat of flattened tensors makes one vector, tensor.split(sizes) takes
+    # it apart. Without the flag every rank has seen all tokens, and nothing is sent.
     ### BEGIN SOLUTION
     if args.sequence_parallel and args.tp > 1:
         parts = [p.grad.to_local() for p in own.parameters() if "tp" not in p.device_mesh.mesh_dim_names]

@@ -94,6 +94,7 @@ def random_state() -> Tensor:
 
 
 def set_random_state(state: Tensor) -> None:
+    state = state.clone()  # torch takes a tensor for a whole storage, and a row of a larger one is none
     torch.cuda.set_rng_state(state) if torch.cuda.is_available() else torch.set_rng_state(state)
 
 

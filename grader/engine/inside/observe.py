@@ -51,6 +51,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._prims_common import suggest_memory_format
 from torch.distributed import distributed_c10d as c10d
 
 from grader.engine.inside import on_gpu
@@ -384,7 +385,7 @@ def announce(reporter: Reporter, name: str, given: dict) -> dict:
         callers=callers,
         ours=reporter.ours(frames),
     )
-    if any(t.layout == torch.strided and not t.is_contiguous() for t in tensors_in(given.values())):
+    if any(t.layout == torch.strided and not in_order(t) for t in tensors_in(given.values())):
         event["gaps"] = True  # NCCL refuses such a tensor
     if event["op"] == "all_to_all":
         event["pieces"] = pieces(tensors_sent(name, given), given.get("input_split_sizes"), len(members))
@@ -396,6 +397,11 @@ def announce(reporter: Reporter, name: str, given: dict) -> dict:
         reporter.collectives += 1
     reporter.say(e="op", **event)
     return event
+
+
+def in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, or in channels_last, which NCCL takes, too (`check_gpu_single_tensor`)."""
+    return tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
