@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from utils import nccl
 from utils.data import corpus_name
-from utils.distributed import launch_environment, launched, print0
+from utils.distributed import check_interfaces, launch_environment, print0, refuse
 from utils.products import has_units
 from utils.starter import end_with_starter
 
@@ -37,15 +37,16 @@ def prepare(args: argparse.Namespace) -> None:
         rank.begin(Path(args.out), launch_environment(), several_nodes=nodes() > 1)
     if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
         asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
-        _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
+        refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # then all see the same GPUs
     if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not nccl.shares_gpus():
         there = f"{processes} processes on {socket.gethostname()}, and torch sees {_count(gpus, 'GPU')}"
-        _refuse(
+        refuse(
             f"torchrun starts {there}: each process needs its own. Start only {gpus}, or train on CPUs with"
             " --device cpu; docs/students.md says how processes can share one"
         )
+    check_interfaces(torch.cuda.is_available())
     if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
         print0(
             "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
@@ -81,13 +82,6 @@ def why_no_gpu() -> str:
         f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, and the driver may be older: nvidia-smi"
         f" shows what it takes; {cpu}"
     )
-
-
-def _refuse(message: str) -> None:
-    # One line a node, not from rank 0 only: a node other than its own may have none.
-    if launched().local_rank == 0:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
 
 
 def nodes() -> int:

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from utils import catalogue
+from utils.interfaces import unknown
 
 SLOW = 1 / 3  # of the median of the links of its kind: repeated measurements of a healthy link differ by less
 OF_MACHINE = 1 / 2  # of what the machine's links should give to a program
@@ -20,19 +21,9 @@ def before_meeting(all_facts: list[Facts], login: Facts | None) -> list[str]:
 
 
 def interface(node: Facts) -> list[str]:
-    found = []
-    for name, value in node["interfaces"].items():
-        wanted = value.lstrip("=").split(",")
-        # A prefix is enough for NCCL, and not for gloo.
-        prefixes = name.startswith("NCCL")
-        there = [has for has in node["addresses"] for one in wanted if has == one or prefixes and has.startswith(one)]
-        if not value.startswith("^") and not there:
-            has = ", ".join(f"{name} ({address})" for name, address in node["addresses"].items())
-            found.append(
-                f"{node['host']}: {name}={value} names no interface that is up; it has {has}: set SITE_INTERFACE in"
-                " utils/site.sh, or leave this node out (--exclude)"
-            )
-    return found
+    found = [unknown(name, value, node["addresses"]) for name, value in node["interfaces"].items()]
+    mend = "set SITE_INTERFACE in utils/site.sh, or leave this node out (--exclude)"
+    return [f"{node['host']}: {wrong}: {mend}" for wrong in found if wrong]
 
 
 def gpus(node: Facts) -> list[str]:
