@@ -6,6 +6,7 @@ from typing import Any
 
 from utils import catalogue
 from utils.interfaces import unknown
+from utils.job import count
 
 SLOW = 1 / 3  # of the median of the links of its kind: repeated measurements of a healthy link differ by less
 OF_MACHINE = 1 / 2  # of what the machine's links should give to a program
@@ -28,9 +29,10 @@ def interface(node: Facts) -> list[str]:
 
 def gpus(node: Facts) -> list[str]:
     if node["gpus"] < node["granted"]:
+        were = "were" if node["granted"] > 1 else "was"
         return [
-            f"{node['host']}: {node['granted']} GPUs were granted, and torch sees {node['gpus']}: is its torch"
-            f" ({node['versions']['torch']}) built for GPUs? nvidia-smi on that node says whether they are there"
+            f"{node['host']}: {count(node['granted'], 'GPU')} {were} granted, and torch sees {node['gpus']}: is its"
+            f" torch ({node['versions']['torch']}) built for GPUs? nvidia-smi on that node says whether they are there"
         ]
     return []
 

@@ -64,8 +64,10 @@ def compute_nodes() -> dict[str, str]:
     nodes = slurm_nodes() or pbs_nodes()
     if not nodes:
         return {}
-    site = f"cd {shlex.quote(str(lessons.COURSE))} && . utils/site.sh >/dev/null && command -v python"
-    python = ask("bash", "-lc", site).strip().splitlines()[-1:] or ["none that has torch: see utils/site.sh"]
+    # As on a login node: within a job, which may have been granted no GPUs, site.sh would refuse.
+    site = "unset SLURM_JOB_ID && . utils/site.sh >/dev/null && command -v python"
+    said = ask("bash", "-lc", f"cd {shlex.quote(str(lessons.COURSE))} && {site}").strip().splitlines()
+    python = said[-1:] or ["none that has torch: see utils/site.sh"]
     import torch
 
     warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not torch.version.cuda else ""
