@@ -11,7 +11,9 @@ import pytest
 import nameless
 from course_copy import Course
 from grader.engine.lesson import lessons
+from utils import interfaces
 from utils.distributed import check_interfaces
+from utils.interfaces import LOOPBACK
 
 SMALL = (
     "--data random --epochs 1 --max-steps 2 --batch-size 12 --seq-len 16 --dim 16 --heads 2 --layers 1 --log-every 1"
@@ -113,6 +115,15 @@ def test_nccls_interface_matters_on_gpus(on_gpu, refused, monkeypatch, capsys):
         check_interfaces(on_gpu)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1 and "NCCL_SOCKET_IFNAME=ib0 names no interface" in said
+
+
+@pytest.mark.parametrize(("named", "used"), [("", None), ("ib0", LOOPBACK), ("^docker", None), (LOOPBACK, None)])
+def test_ranks_of_the_judge_use_no_interface_that_is_not_there(named, used, monkeypatch):
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if named:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", named)
+    found = interfaces.here()
+    assert found["GLOO_SOCKET_IFNAME"] == LOOPBACK and found.get("NCCL_SOCKET_IFNAME") == used
 
 
 def guide() -> str:

@@ -47,6 +47,14 @@ def stay_here(alone: bool) -> None:
         env.setdefault(GLOO, LOOPBACK)
 
 
+def here() -> dict[str, str]:
+    """What the environment of ranks on this machine alone has to say: gloo uses loopback, and so does NCCL where it is
+    told an interface that does not exist.
+    """
+    lost = unknown(NCCL, os.environ.get(NCCL, "^"), addresses())
+    return {GLOO: LOOPBACK} | ({NCCL: LOOPBACK} if lost else {})
+
+
 def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

@@ -78,7 +78,7 @@ class Connection:
             # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
             "CUDA_VISIBLE_DEVICES": "",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            **dict.fromkeys(interfaces.NAMES, interfaces.LOOPBACK),
+            **interfaces.here(),
             "TOKENIZERS_PARALLELISM": "false",
         }
         if self.kept:
