@@ -567,7 +567,7 @@ WRONG = [
         18,
         "a word that is no option, so sbatch refuses the file",
         "#SBATCH --nodes=2 nodes",
-        says="“nodes” is no option",
+        says="“nodes” is not an option",
     ),
     Answer(14, "a space too many", "# SBATCH --gres=gpu:4", says="without a space"),
     Answer(14, "an option that is none", "#SBATCH --gress=gpu:4", says="--gres?"),

@@ -100,7 +100,7 @@ def option(words: list[str], line: str) -> tuple[str, str]:
         if value.startswith("="):
             raise ValueError(f"in “{line}” a short option has its value without “=”: -{word[1]} {value[1:]}")
     else:
-        raise ValueError(f"in “{line}” “{word}” is no option: sbatch refuses the file")
+        raise ValueError(f"in “{line}” “{word}” is not an option: sbatch refuses the file")
     if name in VALUED and not equals and words:
         value = words.pop(0)
     return name, value
