@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from rich.table import Table
 
 from grader.engine.lesson import lessons, regions
+from utils.interfaces import LOOPBACK
 
 
 def functions(lesson: str) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def on_ranks(work: Callable, world: int, *arguments: Any) -> Any:
 
 
 def run(rank: int, world: int, folder: str, answers: Any, work: Callable, arguments: tuple) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     answer = work(rank, world, *arguments)

@@ -27,6 +27,7 @@ LONG = {
     "test_jupyterlab": "JupyterLab in a browser",
     "test_notebook_kernel": "notebooks in a kernel",
     "test_slurm": "batch files on a real Slurm",
+    "test_slurm_options": "what users change of a job, on a real Slurm",
     "test_preflight": "nodes with faults, on a real Slurm",
     "test_site": "the book and the slides, built",
 }

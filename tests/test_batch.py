@@ -241,8 +241,12 @@ def test_without_a_scheduler(course, tmp_path):
 
 
 def test_an_account_that_is_missing(course, tmp_path):
-    done = run(course, "--nodes", "1", PATH=scheduler(tmp_path / "bin", "sbatch", "echo called >&2; exit 1"))
-    assert done.returncode == 2 and "export SBATCH_ACCOUNT=" in done.stderr and "called" not in done.stderr
+    """The scheduler decides: many sites want none, or know the user's. What it says comes first."""
+    refuses = scheduler(tmp_path / "bin", "sbatch", "echo sbatch: error: Invalid account >&2; exit 1")
+    done = run(course, "--nodes", "1", PATH=refuses, SBATCH_ACCOUNT="")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "workbook: sbatch: error: Invalid account (no account is named: export SBATCH_ACCOUNT="
+    ), done
 
 
 def test_a_scheduler_that_fails_twice_is_asked_again(tmp_path, monkeypatch):
@@ -296,3 +300,105 @@ def test_a_job_of_pbs_is_followed(course, tmp_path):
     (tmp_path / "bin" / "qstat").chmod(0o755)
     done = run(course, "--nodes", "1", "--batch", "-A me", PATH=path)
     assert done.returncode == 3 and "test loss 3" in done.stdout and "job 77.polaris: ENDED" in done.stdout, done
+
+
+QSTAT = r"""#!/bin/sh
+[ "$*" = "-f 7.here" ] && printf '%s\n\t%s\n' "Job Id: 7.here
+    Job_Name = resilient
+    queue = small
+    Account_Name = ours
+    project = _pbs_project_default
+    Resource_List.filesystems = home:eagle
+    Resource_List.place = scatter
+    Resource_List.select = 3:system=polaris:ncpus=64
+    Resource_List.walltime = 00:30:00
+    Variable_List = PBS_O_HOME=/home/a,PBS_O_PATH=/bin:/usr/bin,ARGS=--epochs 5,SITE_INTER" \
+    "FACE=hsn0,GONE=1,WORKBOOK_PYTHON=/a/python"
+"""
+
+
+def handed_on(tmp_path, script, qsub='echo "$@" >>"$ASKED"; echo 8.here'):
+    """Run lines of a batch file of PBS after utils/next_job.sh: how they end, and what qsub is given."""
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    tools.mkdir()
+    for name, text in (("qstat", QSTAT), ("qsub", f"#!/bin/sh\n{qsub}\n"), ("qdel", '#!/bin/sh\necho qdel "$@"\n')):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", f"set -eo pipefail; source utils/next_job.sh; {script}"],
+        cwd=lessons.COURSE,
+        env={
+            **{"PATH": f"{tools}:/usr/bin:/bin", "ASKED": str(asked), "PBS_JOBID": "7.here", "PBS_O_QUEUE": "prod"},
+            **{"ARGS": "--epochs 5", "SITE_INTERFACE": "hsn0", "WORKBOOK_PYTHON": "/a/python"},
+        },
+        capture_output=True,
+        text=True,
+    )
+    return done, asked.read_text() if asked.exists() else ""
+
+
+def solution(number):
+    """The lines of resilient_training.pbs that a TODO asks for."""
+    source = (SOURCES / "resilient_training.pbs").read_text()
+    return re.findall(r"### BEGIN SOLUTION\n(.*?)\n###", source.partition(f"# TODO {number}:")[2], re.DOTALL)[0]
+
+
+def test_the_next_job_of_pbs_is_submitted_like_the_first(tmp_path):
+    done, asked = handed_on(tmp_path, f"RUN=runs/x; {solution(11)}; echo next is $NEXT")
+    assert done.returncode == 0 and done.stdout == "next is 8.here\n", done
+    assert asked == (
+        "-q prod -A ours -l filesystems=home:eagle -l place=scatter -l select=3:system=polaris:ncpus=64"
+        " -l walltime=00:30:00 -W depend=afterok:7.here -v ARGS,RUN,ARGS,SITE_INTERFACE,WORKBOOK_PYTHON"
+        " sbatch/resilient_training.pbs\n"
+    )
+
+
+def test_where_qsub_refuses_a_job_of_pbs_trains_nevertheless(tmp_path):
+    refuses = "echo 'qsub: no valid account' >&2; exit 1"
+    done, _ = handed_on(tmp_path, f'{solution(11)}; echo trains; qdel "$NEXT"; echo ends', qsub=refuses)
+    assert done.returncode == 0 and done.stdout == "trains\nends\n", done
+    assert done.stderr == "qsub: no valid account\nwarning: qsub refuses, so no job follows this one\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "folder"),
+    [
+        ([], "", "runs/job-7"),
+        ([], "runs/b", "runs/b"),
+        (["--epochs", "5", "--out", "runs/a b"], "runs/b", "runs/a b"),
+        (["--out=runs/a", "--epochs", "5"], "", "runs/a"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["SLURM", "PBS"])
+def test_the_folder_of_a_run_is_where_it_is_told_to_be(kind, args, given, folder):
+    named = {"SLURM": {"SLURM_JOB_NAME": "job", "SLURM_JOB_ID": "7"}, "PBS": {"PBS_JOBNAME": "job", "PBS_JOBID": "7.x"}}
+    command = ["bash", "-c", 'set -eo pipefail; source utils/run.sh "$@"; echo "$RUN"', "bash", *args]
+    env = {**named[kind], "PATH": "/usr/bin:/bin", **({"RUN": given} if given else {})}
+    assert subprocess.run(command, cwd=lessons.COURSE, env=env, capture_output=True, text=True).stdout == f"{folder}\n"
+
+
+def test_preflight_meets_at_the_node_of_task_0(tmp_path, monkeypatch):
+    """From Slurm 26.05 on, task numbers may be dealt in another order than the list of nodes has."""
+    monkeypatch.chdir(tmp_path)
+    for order, first in ((None, "jrc9"), ([1, 0], "jrc10")):
+        (tmp_path / first).mkdir()
+        monkeypatch.chdir(tmp_path / first)
+        text = (SOURCES / "preflight.sbatch").read_text()
+        if order:
+            text = text.replace("source utils/site.sh", "source utils/site.sh; export STAND_IN_ORDER=1,0")
+        seen = stand_ins.submit(text, "sbatch", "ddp_training")["2"]
+        assert seen["code"] == 0 and len(seen["starts"]) == 8, seen
+        for start in seen["starts"]:
+            assert start["env"]["MASTER_ADDR"] == f"{first}i"
+            assert (start["env"]["SLURM_PROCID"] == "0") <= (stand_ins.NODES["sbatch"][start["node"]] == first)
+
+
+def test_torchrun_meets_at_the_first_node_whatever_order_tasks_are_dealt_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (SOURCES / "ddp_training.sbatch").read_text()
+    text = text.replace("source utils/site.sh", "source utils/site.sh; export STAND_IN_ORDER=1,0")
+    starts = batch.started(stand_ins.submit(text, "sbatch", "ddp_training")["2"])
+    assert [(ranks.ranks, ranks.place.partition(":")[0]) for ranks in starts] == [
+        ([0, 1, 2, 3], "jrc9i"),
+        ([4, 5, 6, 7], "jrc9i"),
+    ]

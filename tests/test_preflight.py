@@ -8,6 +8,7 @@ import pytest
 import slurm
 from course_copy import Course
 from utils.preflight import faults, links
+from utils.preflight.__main__ import numbered
 
 on_slurm = pytest.mark.skipif(bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found")
 SECOND = slurm.NODES[1]
@@ -44,7 +45,7 @@ def test_a_healthy_machine(cluster, course):
     code, lines, wrong = preflight(cluster, course)
     assert not wrong and code == 1, lines  # 1: the GPUs
     assert sum("2 GPUs were granted, and torch sees 0" in line for line in lines) == 2, lines
-    for node, ranks in zip(slurm.NODES, ("0-1", "2-3")):
+    for node, ranks in zip(slurm.NODES, ("0 and 1", "2 and 3")):
         (line,) = [line for line in lines if line.startswith(f"{node}: ranks {ranks} on CPU, address 127.")]
         assert "torch " in line and "clock " in line and "MB/s" in line
     assert any(line.startswith("within nodes: 2 links, latency") for line in lines)
@@ -119,6 +120,19 @@ def test_a_link_that_is_as_slow_as_all_others_is_found_by_the_machines_own_speed
     hosts = ["a", "b"]
     slow = [{"a": 0, "b": 1, "latency": 1e-5, "bandwidth": 1e9}]
     assert faults.links(slow, hosts, "") == [] and len(faults.links(slow, hosts, "jureca")) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [([0], "rank 0"), ([0, 1], "ranks 0 and 1"), ([4, 5, 6, 7], "ranks 4-7"), ([0, 2, 4], "ranks 0, 2 and 4")],
+)
+def test_numbers_of_ranks(ranks, words):
+    assert numbered(ranks) == words
+
+
+def test_one_is_one():
+    (line,) = faults.gpus(node(granted=1, gpus=0))
+    assert "1 GPU was granted, and torch sees 0" in line
 
 
 def test_pairs():

@@ -348,6 +348,19 @@ def test_a_page_of_a_run_that_was_not_recorded(tmp_path):
     assert "was not recorded" in html and "--record" in html and not (tmp_path / "step.png").exists()
 
 
+def test_tokens_a_second_and_the_time_of_a_step_are_one_figure():
+    """Each line of the log has the speed since the line before, or since the epoch began: not a median of these."""
+    seconds = {10: 40.0, 20: 10.0, 30: 80.0, 35: 5.0, 40: 20.0}  # of the steps up to this one, from the line before
+    before, lines = 0, []
+    for step, took in seconds.items():
+        lines.append({"kind": "step", "step": step, "loss": 1.0, "tokens_per_s": (step - before) * 24 * 8 / took})
+        before = step
+    lines.insert(4, {"kind": "epoch", "step": 35, "epoch": 1, "loss": 1.0, "validation_loss": 1.0})
+    start = {"command": ["x.py", "--batch-size", "24"], "model": {"max_len": 8}, "rank": 0, "node": "n"}
+    run = runs.Run(None, lines, [runs.Rank(start)])
+    assert run.tokens_per_s == pytest.approx(30 * 24 * 8 / 115) and run.step_seconds == pytest.approx(115 / 30)
+
+
 def test_what_a_plan_predicted_stands_in_the_report(tmp_path):
     """hybrid_training --compare leaves it in the run's folder."""
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 1, "loss": 2.0, "tokens_per_s": 9.0}))

@@ -1,6 +1,6 @@
 """Train the same model on many devices: DistributedDataParallel (DDP).
 
-Two processes:  torchrun --nproc-per-node 2 train/ddp_training.py
+Two processes:  torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/ddp_training.py
 One process:    python train/ddp_training.py
 More nodes:     sbatch sbatch/ddp_training.sbatch              (JURECA)
                 qsub sbatch/ddp_training.pbs                   (Polaris)

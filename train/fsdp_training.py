@@ -1,9 +1,9 @@
 """Train a model while each rank holds only a part of it: fully sharded data parallel (FSDP).
 
-Two processes:  torchrun --nproc-per-node 2 train/fsdp_training.py
-Four, hybrid:   torchrun --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
-Stop, resume:   torchrun --nproc-per-node 2 train/fsdp_training.py --save --epochs 1
-                torchrun --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training
+Two processes:  torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/fsdp_training.py
+Four, hybrid:   torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/fsdp_training.py --sharding hybrid
+Stop, resume:   torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/fsdp_training.py --save --epochs 1
+                torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/fsdp_training.py --resume runs/fsdp_training
 One process:    python train/fsdp_training.py
 More nodes:     sbatch sbatch/fsdp_training.sbatch              (JURECA)
                 qsub sbatch/fsdp_training.pbs                   (Polaris)

@@ -1,9 +1,9 @@
 """Train a model that is cut into stages, one after the other: pipeline parallelism.
 
-Two stages:     torchrun --nproc-per-node 2 train/pipeline_training.py
-Two pipelines:  torchrun --nproc-per-node 4 train/pipeline_training.py --pp 2
+Two stages:     torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/pipeline_training.py
+Two pipelines:  torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/pipeline_training.py --pp 2
 Two stages per rank:
-                torchrun --nproc-per-node 2 train/pipeline_training.py --layers 4 --schedule interleaved
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/pipeline_training.py --layers 4 --schedule interleaved
 One process:    python train/pipeline_training.py
 More nodes:     sbatch sbatch/pipeline_training.sbatch          (JURECA)
                 qsub sbatch/pipeline_training.pbs               (Polaris)

@@ -1,9 +1,9 @@
 """Train for longer than one job: stopped at its limit, killed, or after losing a node, the run resumes where it was.
 
-Two processes:  torchrun --nproc-per-node 2 train/resilient_training.py --save-every 20
+Two processes:  torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/resilient_training.py --save-every 20
 Resume:         the same line again, whatever ended the run; also with a different --nproc-per-node
 Unattended:     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise, on gloo, new ranks may find old addresses
-                torchrun --nproc-per-node 2 --max-restarts 3 train/resilient_training.py --save-every 20
+                torchrun --local-addr 127.0.0.1 --nproc-per-node 2 --max-restarts 3 train/resilient_training.py
 One process:    python train/resilient_training.py --save-every 20
 More nodes:     sbatch sbatch/resilient_training.sbatch              (JURECA)
                 qsub sbatch/resilient_training.pbs                   (Polaris)

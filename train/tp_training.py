@@ -1,12 +1,12 @@
 r"""Train a model whose layers are divided among ranks: tensor parallel (TP), with fully sharded data parallel.
 
-Four processes, each layer on two:  torchrun --nproc-per-node 4 train/tp_training.py --tp 2
-Also cut the stream:                torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
-Stop and resume:                    torchrun --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
-                                    python train/tp_training.py --resume runs/tp_training/step-100
-One process:                        python train/tp_training.py
-More nodes:                         sbatch sbatch/tp_training.sbatch              (JURECA)
-                                    qsub sbatch/tp_training.pbs                   (Polaris)
+Each layer on two:    torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/tp_training.py --tp 2
+Also cut the stream:  torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/tp_training.py --tp 4 --sequence-parallel
+Stop and resume:      torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/tp_training.py --tp 4 --save-every 50
+                      python train/tp_training.py --resume runs/tp_training/step-100
+One process:          python train/tp_training.py
+More nodes:           sbatch sbatch/tp_training.sbatch              (JURECA)
+                      qsub sbatch/tp_training.pbs                   (Polaris)
 
 It builds on 04_tensor_parallel (the layers) and on fsdp_training: it starts as that script's solution (what that lesson
 taught is now in utils/after_fsdp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers,

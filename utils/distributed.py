@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+from utils.interfaces import GLOO, NAMES, addresses, stay_here, unknown
 from utils.whole import written_whole
 
 PATIENCE = 60  # seconds for which a failing rank lets rank 0 report first
@@ -41,7 +42,7 @@ def launch_environment() -> Launch:
     """Find out how this process was started; then set what `init_process_group` reads.
 
     RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set if they are missing, and never changed. A process
-    without a launcher is a world of one.
+    without a launcher is a world of one. On one machine gloo uses loopback, unless GLOO_SOCKET_IFNAME is set.
 
     Raises:
         ValueError: the environment is incomplete; it says which launcher has to complete it.
@@ -62,6 +63,7 @@ def launch_environment() -> Launch:
                 f"{launch.world_size} processes and no {name}: the batch file must export it, "
                 "the same for all (the files in sbatch/ do), or start the script with torchrun"
             )
+    stay_here(alone=launch.world_size == 1)
     return launch
 
 
@@ -156,6 +158,22 @@ def fail(message: object) -> NoReturn:
         print(f"error: {message}", file=sys.stderr, flush=True)
     print0(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(2)
+
+
+def refuse(message: str) -> NoReturn:
+    """Stop with exit code 2, and say why in one line from each node, where another node may be different."""
+    if launched().local_rank == 0:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def check_interfaces(on_gpu: bool) -> None:
+    """Refuse variables that name no interface of this node: gloo, or NCCL with GPUs, would end in a traceback on each
+    rank. A process that is alone needs none of them.
+    """
+    for name in NAMES if on_gpu else (GLOO,):
+        if launched().world_size > 1 and (wrong := unknown(name, os.environ.get(name, "^"), addresses())):
+            refuse(f"{socket.gethostname()}: {wrong}: name one of these, or unset {name}")
 
 
 def check_alone(script: str, instead: str) -> None:

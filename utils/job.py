@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from utils import nccl
 from utils.data import corpus_name
-from utils.distributed import launch_environment, launched, print0
+from utils.distributed import check_interfaces, launch_environment, print0, refuse
 from utils.products import has_units
 from utils.starter import end_with_starter
 
@@ -36,16 +36,17 @@ def prepare(args: argparse.Namespace) -> None:
 
         rank.begin(Path(args.out), launch_environment(), several_nodes=nodes() > 1)
     if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
-        asked = f"{by} has granted {granted} GPUs" if granted else "--device cuda asks for a GPU"
-        _refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
+        asked = f"{by} has granted {count(granted, 'GPU')}" if granted else "--device cuda asks for a GPU"
+        refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
     processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # then all see the same GPUs
     if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not nccl.shares_gpus():
-        there = f"{processes} processes on {socket.gethostname()}, and torch sees {_count(gpus, 'GPU')}"
-        _refuse(
+        there = f"{processes} processes on {socket.gethostname()}, and torch sees {count(gpus, 'GPU')}"
+        refuse(
             f"torchrun starts {there}: each process needs its own. Start only {gpus}, or train on CPUs with"
             " --device cpu; docs/students.md says how processes can share one"
         )
+    check_interfaces(torch.cuda.is_available())
     if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
         print0(
             "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
@@ -57,12 +58,13 @@ def prepare(args: argparse.Namespace) -> None:
 def granted_gpus() -> tuple[str, int]:
     """Which scheduler has granted GPUs on this node to this job, and how many; ("", 0) where none are known of.
 
-    Slurm says so. PBS does not: there the site's settings know what its nodes have (utils/site.sh). Not
-    CUDA_VISIBLE_DEVICES, which our batch files set themselves, whatever was granted.
+    Slurm says so where it counts them. PBS does not: there the site's settings know what its nodes have
+    (utils/site.sh). Not CUDA_VISIBLE_DEVICES, which our batch files set themselves, whatever was granted.
     """
     env = os.environ
-    for by, name in (("Slurm", "SLURM_GPUS_ON_NODE"), ("PBS", "SITE_GPUS" if "PBS_JOBID" in env else "")):
-        if env.get(name, "").isdecimal() and int(env[name]):
+    granted = ("Slurm", "SLURM_GPUS_ON_NODE", "SLURM_JOB_ID"), ("PBS", "SITE_GPUS", "PBS_JOBID")
+    for by, name, job in (*granted, ("the site", "SITE_GPUS", "SLURM_JOB_ID")):
+        if job in env and env.get(name, "").isdecimal() and int(env[name]):
             return by, int(env[name])
     return "", 0
 
@@ -83,13 +85,6 @@ def why_no_gpu() -> str:
     )
 
 
-def _refuse(message: str) -> None:
-    # One line a node, not from rank 0 only: a node other than its own may have none.
-    if launched().local_rank == 0:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
-
-
 def nodes() -> int:
     """On how many nodes this run is, by its launcher."""
     env = os.environ
@@ -106,17 +101,18 @@ def say_what_runs(args: argparse.Namespace, device: torch.device) -> None:
     """Rank 0's first line: nodes, ranks, device, backend, dtype, torch and data, as they are now."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():
-        ranks, backend = _count(dist.get_world_size(), "rank"), f", {dist.get_backend()}"
+        ranks, backend = count(dist.get_world_size(), "rank"), f", {dist.get_backend()}"
     elif processes > 1:  # before the TODO that joins them
         ranks, backend = f"{processes} processes", ", no process group (each trains alone)"
     else:
         ranks, backend = "1 process", ""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print0(
-        f"{_count(nodes(), 'node')}, {ranks} on {name}{backend}, {args.dtype}, torch {torch.__version__},"
+        f"{count(nodes(), 'node')}, {ranks} on {name}{backend}, {args.dtype}, torch {torch.__version__},"
         f" data {corpus_name(args.data)}"
     )
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """1 rank, 2 ranks."""
     return f"{number} {what}" + "s" * (number > 1)

@@ -8,7 +8,7 @@
 #     export SITE_MODULES="CUDA/12 Python/3.12"   # what `module load` brings
 #     export SITE_INTERFACE=ib0                   # the interface on the network between nodes: ip -br addr
 #     export SITE_SUFFIX=                         # what a node's name ends with on that network
-#     export SITE_GPUS=4                          # on a node; PBS grants nodes, and does not say
+#     export SITE_GPUS=4                          # on a node, where the scheduler does not say: PBS, Slurm without gres
 #     export SITE_MACHINE=                        # its name in ./workbook plan, for preflight to compare with
 #
 # Keep the course in your project's or scratch folder rather than in $HOME: its .venv has some 50,000
@@ -55,6 +55,14 @@ if [ -n "${SITE_INTERFACE:-}" ]; then
     export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE
 fi
 NODE_SUFFIX=${SITE_SUFFIX:-} # for MASTER_ADDR
+if [ -n "${SLURM_JOB_ID:-}" ]; then
+    unset SLURM_EXPORT_ENV # of sbatch --export: srun would hand on no more than that, not even PATH
+    export SLURM_GPUS_ON_NODE=${SLURM_GPUS_ON_NODE:-${SITE_GPUS:-0}}
+    [ "$SLURM_GPUS_ON_NODE" -gt 0 ] 2>/dev/null || {
+        echo "error: Slurm has granted this job no GPUs: ask for them (--gres=gpu:4) or, where Slurm does not count them, set SITE_GPUS to a node's number" >&2
+        exit 2
+    }
+fi
 [ -z "${SITE_GPUS:-}" ] || export SITE_GPUS
 [ -z "${SITE_MACHINE:-}" ] || export SITE_MACHINE
 

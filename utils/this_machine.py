@@ -1,6 +1,6 @@
 """The machine that this runs on, measured in a few seconds: a `Machine` for `utils/costs`.
 
-torchrun --standalone --nproc-per-node 2 utils/this_machine.py     # prints it as JSON; ./workbook plan does so
+torchrun --local-addr 127.0.0.1 --nproc-per-node 2 utils/this_machine.py   # prints it as JSON, for ./workbook plan
 """
 
 import json
@@ -90,10 +90,11 @@ def from_json(text: str) -> Machine:
 
 
 def main() -> None:
-    from utils.distributed import cleanup, launch_environment
+    from utils.distributed import check_interfaces, cleanup, launch_environment
 
     rank = launch_environment().local_rank
     on_gpu = torch.cuda.is_available()
+    check_interfaces(on_gpu)
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)

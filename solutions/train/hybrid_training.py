@@ -1,15 +1,17 @@
 """Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
 
-Eight processes, 2 x 2 x 2:  torchrun --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
-Also cut the stream:         torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+Eight processes, 2 x 2 x 2:
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
+Also cut the stream:
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
 Stop, and resume in a different shape:
-    torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
-    torchrun --nproc-per-node 2 train/hybrid_training.py --dp 2 --resume runs/hybrid_training/step-100
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
+    python train/hybrid_training.py --resume runs/hybrid_training/step-50
 What the planner predicts for a step, next to the time and memory that it takes:
-    torchrun --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --layers 4 --max-steps 4 --compare
-One process:                 python train/hybrid_training.py
-More nodes:                  sbatch sbatch/hybrid_training.sbatch              (JURECA)
-                             qsub sbatch/hybrid_training.pbs                   (Polaris)
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --max-steps 4 --compare
+One process:    python train/hybrid_training.py
+More nodes:     sbatch sbatch/hybrid_training.sbatch              (JURECA)
+                qsub sbatch/hybrid_training.pbs                   (Polaris)
 
 A rank has a place on each of four axes, and each axis divides something different:
 

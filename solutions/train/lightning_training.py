@@ -1,7 +1,7 @@
 """Train the same model with PyTorch Lightning.
 
 Install it:     .venv/bin/python -m pip install -r requirements-lightning.txt
-Two processes:  torchrun --nproc-per-node 2 train/lightning_training.py
+Two processes:  torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/lightning_training.py
 One process:    python train/lightning_training.py
 More nodes:     sbatch sbatch/lightning_training.sbatch        (JURECA)
                 qsub sbatch/lightning_training.pbs             (Polaris)

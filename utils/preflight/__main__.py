@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed import launch_environment
+from utils.job import count
 from utils.preflight import faults
 from utils.preflight.facts import facts
 from utils.preflight.links import measure
@@ -115,7 +116,7 @@ def report(store: dist.TCPStore, found: dict[str, Any], world: int, hosts: list[
             kept = node["storage"]
             disk = kept.get("error") or f"{kept['free'] / 1e9:,.0f} GB free, {kept['speed'] / 1e6:,.0f} MB/s"
             print(
-                f"{node['host']}: ranks {ranks[0]}-{ranks[-1]} on {node['device']}, address {node['address']}, Python"
+                f"{node['host']}: {numbered(ranks)} on {node['device']}, address {node['address']}, Python"
                 f" {node['versions']['Python']}, torch {node['versions']['torch']}, clock"
                 f" {found['offsets'][node['host']]:+.3f} s, storage {disk}"
             )
@@ -123,7 +124,8 @@ def report(store: dist.TCPStore, found: dict[str, Any], world: int, hosts: list[
         if some:
             should = faults.expected(machine, kind)
             print(
-                f"{kind} nodes: {len(some)} links, latency {median(link['latency'] for link in some) * 1e6:.0f} µs,"
+                f"{kind} nodes: {count(len(some), 'link')}, latency"
+                f" {median(link['latency'] for link in some) * 1e6:.0f} µs,"
                 f" bandwidth {median(link['bandwidth'] for link in some) / 1e9:.3g} GB/s (slowest"
                 f" {min(link['bandwidth'] for link in some) / 1e9:.3g})"
                 + (f"; the machine should give {should / 1e9:.3g} GB/s" if should else "")
@@ -134,6 +136,14 @@ def report(store: dist.TCPStore, found: dict[str, Any], world: int, hosts: list[
         if any(each["rank"] == rank for each in found["known"]):
             store.wait([f"read/{rank}"], PATIENCE)
     return int(bool(wrong))
+
+
+def numbered(ranks: list[int]) -> str:
+    """rank 0, ranks 0 and 1, ranks 0-3, ranks 0, 2 and 4: a node's ranks need not be neighbours."""
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    first, last = ", ".join(map(str, ranks[:-1])), ranks[-1]
+    return f"ranks {first} and {last}" if first else f"rank {last}"
 
 
 def last_word(store: dist.TCPStore, rank: int) -> int:

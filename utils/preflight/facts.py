@@ -11,15 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from utils import nccl
+from utils import interfaces, nccl
 from utils.job import granted_gpus
 
 COURSE = Path(__file__).resolve().parents[2]
 CHECKPOINT = 64 * 2**20  # bytes that are written to see how fast the storage is
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def facts(rank: int, local_rank: int, out: Path) -> dict[str, Any]:
@@ -33,21 +31,10 @@ def facts(rank: int, local_rank: int, out: Path) -> dict[str, Any]:
         "gpus": torch.cuda.device_count(),
         "granted": granted_gpus()[1],
         "address": own_address(),
-        "interfaces": {name: os.environ[name] for name in INTERFACES if name in os.environ},
-        "addresses": addresses(),
+        "interfaces": {name: os.environ[name] for name in interfaces.NAMES if name in os.environ},
+        "addresses": interfaces.addresses(),
         "versions": versions(),
         "storage": storage(out, rank) if local_rank == 0 else None,
-    }
-
-
-def addresses() -> dict[str, str]:
-    """The IPv4 address of each network interface that is up."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    return {
-        name: each.address
-        for name, found in psutil.net_if_addrs().items()
-        for each in found
-        if each.family == socket.AF_INET and name in up
     }
 
 

@@ -5,6 +5,8 @@ from statistics import median
 from typing import Any
 
 from utils import catalogue
+from utils.interfaces import unknown
+from utils.job import count
 
 SLOW = 1 / 3  # of the median of the links of its kind: repeated measurements of a healthy link differ by less
 OF_MACHINE = 1 / 2  # of what the machine's links should give to a program
@@ -20,26 +22,17 @@ def before_meeting(all_facts: list[Facts], login: Facts | None) -> list[str]:
 
 
 def interface(node: Facts) -> list[str]:
-    found = []
-    for name, value in node["interfaces"].items():
-        wanted = value.lstrip("=").split(",")
-        # A prefix is enough for NCCL, and not for gloo.
-        prefixes = name.startswith("NCCL")
-        there = [has for has in node["addresses"] for one in wanted if has == one or prefixes and has.startswith(one)]
-        if not value.startswith("^") and not there:
-            has = ", ".join(f"{name} ({address})" for name, address in node["addresses"].items())
-            found.append(
-                f"{node['host']}: {name}={value} names no interface that is up; it has {has}: set SITE_INTERFACE in"
-                " utils/site.sh, or leave this node out (--exclude)"
-            )
-    return found
+    found = [unknown(name, value, node["addresses"]) for name, value in node["interfaces"].items()]
+    mend = "set SITE_INTERFACE in utils/site.sh, or leave this node out (--exclude)"
+    return [f"{node['host']}: {wrong}: {mend}" for wrong in found if wrong]
 
 
 def gpus(node: Facts) -> list[str]:
     if node["gpus"] < node["granted"]:
+        were = "were" if node["granted"] > 1 else "was"
         return [
-            f"{node['host']}: {node['granted']} GPUs were granted, and torch sees {node['gpus']}: is its torch"
-            f" ({node['versions']['torch']}) built for GPUs? nvidia-smi on that node says whether they are there"
+            f"{node['host']}: {count(node['granted'], 'GPU')} {were} granted, and torch sees {node['gpus']}: is its"
+            f" torch ({node['versions']['torch']}) built for GPUs? nvidia-smi on that node says whether they are there"
         ]
     return []
 

@@ -54,17 +54,26 @@ def newest_runs(folder: Path) -> list[Run]:
 def write_run(run: Run) -> Path:
     charts = [
         ("loss.png", pictures.draw_loss, "Loss", "On the training set, and on the validation set after each epoch."),
-        ("tokens.png", pictures.draw_tokens, "Speed", "All ranks together. A token is a word or a punctuation mark."),
+        (
+            "tokens.png",
+            pictures.draw_tokens,
+            "Speed",
+            (
+                "All ranks together. A token is a word or a punctuation mark. Above, tokens/s is the tokens of all"
+                " steps after the first point over the time that they took, and one step is the time of its tokens."
+            ),
+        ),
         (
             "step.png",
             pictures.draw_step,
             "Where a step's time goes",
             (
-                "Medians over a few steps of each rank. Communication is the time in which a message was in flight and"
-                " nothing was computed, including the wait for a slower rank. Communication hidden behind computation"
-                " does not count. The loss computes its own gradient in the forward pass, so some time that is usually"
-                " backward is forward here. In a pipeline, forward and backward are a rank's own computations; waiting"
-                " is the time for other stages: the bubble, including messages."
+                "Medians over a few steps of each rank, near the start: others may take longer. Communication is the"
+                " time in which a message was in flight and nothing was computed, including the wait for a slower rank."
+                " Communication hidden behind computation does not count. The loss computes its own gradient in the"
+                " forward pass, so some time that is usually backward is forward here. In a pipeline, forward and"
+                " backward are a rank's own computations; waiting is the time for other stages: the bubble, including"
+                " messages."
             ),
         ),
         (
@@ -138,6 +147,8 @@ def facts(run: Run) -> dict[str, str]:
     if steps:
         out["training loss"] = f"{(epochs or steps)[-1]['loss']:.3f}"  # of the epoch, as it was printed
         out["tokens/s"] = f"{run.tokens_per_s:,.0f}"
+        if run.step_seconds:
+            out["one step"] = f"{1000 * run.step_seconds:,.0f} ms"
     for name, lines, key in (("validation perplexity", epochs, "validation_loss"), ("test perplexity", tests, "loss")):
         if lines:
             out[name] = f"{math.exp(min(lines[-1][key], 700)):,.1f}"
@@ -150,7 +161,6 @@ def facts(run: Run) -> dict[str, str]:
     nodes = list(dict.fromkeys(rank.start["node"] for rank in run.ranks))
     if parts := run.ranks[0].parts:
         whole = sum(parts.values())
-        out["one step"] = f"{1000 * whole:,.0f} ms"
         out["data"] = f"{parts['data'] / whole:.1%} of a step"
         waits = [rank.parts["waiting"] / sum(rank.parts.values()) for rank in run.ranks if rank.parts]
         if max(waits):

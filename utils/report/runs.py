@@ -71,9 +71,24 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Median over the run, without the first line, which includes the start."""
-        speeds = [line["tokens_per_s"] for line in self.of("step")]
-        return statistics.median(speeds[1:] or speeds or [0.0])
+        """The tokens of all steps over the time that they took, without the first line, which includes the start."""
+        known = [before["step"] for before in ({"step": 0}, *self.lines)]
+        windows = [
+            (line["step"] - before, line["tokens_per_s"])
+            for before, line in zip(known, self.lines, strict=False)
+            if line["kind"] == "step"
+        ]
+        windows = [(steps, speed) for steps, speed in windows[1:] or windows if speed and steps > 0]
+        steps = sum(steps for steps, _ in windows)
+        return steps / sum(steps / speed for steps, speed in windows) if windows else 0.0
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a step at that speed; None where the tokens of a step are not known."""
+        model, sequences = self.ranks[0].start.get("model") if self.ranks else None, batch_of(self)
+        if not model or not sequences.isdecimal() or not self.tokens_per_s:
+            return None
+        return int(sequences) * model["max_len"] / self.tokens_per_s
 
 
 def read(folder: Path) -> Run:

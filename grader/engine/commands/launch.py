@@ -82,11 +82,15 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
         for kind in kinds[:1] or ("sbatch", "pbs"):
             command = scheduler.command(stem, kind, nodes, options, args)
             say(f"[dim]$ {escape(shlex.join(command))}[/]")
-            if todo := scheduler.account_is_missing(kind, options):
-                say(f"[dim]before it is submitted: {escape(todo)}[/]") if dry_run else fail(todo)
-        return None if dry_run else (kind, scheduler.submit(command))
+            todo = scheduler.account_is_missing(kind, options)
+            if todo and dry_run:
+                say(f"[dim]if it is refused: {escape(todo)}[/]")
     except ValueError as problem:
         fail(problem)
+    try:
+        return None if dry_run else (kind, scheduler.submit(command))
+    except ValueError as problem:
+        fail(f"{problem} ({todo})" if todo else problem)
 
 
 def follow(kind: str, job: str, args: list[str]) -> "State | None":

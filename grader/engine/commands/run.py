@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -97,9 +96,9 @@ def preflight(
     if not nodes:
         import torch
 
-        torchrun = [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun"), "--standalone"]
-        command = [*torchrun, f"--nproc-per-node={torch.cuda.device_count() or 2}", "-m", "utils.preflight"]
-        raise typer.Exit(machine.call([*command, *(args or [])], {**os.environ, "OMP_NUM_THREADS": "1"}))
+        torchrun = machine.torchrun(f"--nproc-per-node={torch.cuda.device_count() or 2}")
+        command = [*torchrun, "-m", "utils.preflight", *(args or [])]
+        raise typer.Exit(machine.call(command, {**os.environ, "OMP_NUM_THREADS": "1"}))
     login = lessons.COURSE / "runs" / "preflight" / "login.json"
     with written_whole(login) as part:
         part.write_text(json.dumps({"versions": versions()}), "utf-8")

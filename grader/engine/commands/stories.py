@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -19,13 +18,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from grader.engine.jobs import machine
 from grader.engine.lesson import lessons, regions
+from utils.interfaces import GLOO, LOOPBACK
 from utils.starter import STARTER
 
 SCRIPT = "ddp_training"
 SMALL = "--batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 1 --epochs 1 --log-every 1 --clip 0"
 # With gloo, on CPUs, on any machine: the stories quote gloo's messages.
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", GLOO: LOOPBACK}
 
 
 class Launched:
@@ -56,8 +57,7 @@ def launch(
     (folder / f"{SCRIPT}.py").write_text(script(), "utf-8")
     (folder / "story.py").write_text(program(functions), "utf-8")
     write_corpus(folder / "data", samples)
-    torchrun = [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun"), "--standalone"]
-    torchrun += [f"--nproc-per-node={nproc}", "--log-dir", str(folder / "logs"), "--redirects", "3"]
+    torchrun = machine.torchrun(f"--nproc-per-node={nproc}", "--log-dir", str(folder / "logs"), "--redirects", "3")
     given = ["--data", str(folder / "data"), "--out", str(folder / "out"), *SMALL.split(), *flags.split()]
     began = time.monotonic()
     process = subprocess.Popen(

@@ -56,13 +56,15 @@ def srun(options: dict[str, str], nodes: int, a_node: int) -> list[tuple[int, di
     nodes = int(options.get("nodes", options.get("N", nodes - first if named else nodes)))
     tasks = int(options.get("ntasks", options.get("n", 0))) or int(options.get("ntasks-per-node", a_node)) * nodes
     a_node = -(-tasks // nodes)
+    # From 26.05 on, Slurm may deal task numbers in another order than it lists the nodes in.
+    order = [int(node) for node in os.environ.get("STAND_IN_ORDER", "").split(",") if node] or range(nodes)
     return [
         (
-            first + task // a_node,
+            first + order[task // a_node],
             dict(
                 SLURM_PROCID=task,
                 SLURM_LOCALID=task % a_node,
-                SLURM_NODEID=task // a_node,
+                SLURM_NODEID=order[task // a_node],
                 SLURM_NTASKS=tasks,
                 SLURM_STEP_NUM_TASKS=tasks,
                 SLURM_STEP_ID=0,

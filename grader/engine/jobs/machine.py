@@ -20,6 +20,8 @@ from grader.engine.lesson import lessons
 from utils.starter import STARTER, with_starter
 
 LOOK = 1.0  # seconds between looks at a run
+# Without --local-addr, torchrun lets the ranks meet at this machine's own name, which may not resolve.
+HERE = ("--standalone", "--local-addr=127.0.0.1")
 
 
 def found() -> dict[str, str]:
@@ -62,8 +64,10 @@ def compute_nodes() -> dict[str, str]:
     nodes = slurm_nodes() or pbs_nodes()
     if not nodes:
         return {}
-    site = f"cd {shlex.quote(str(lessons.COURSE))} && . utils/site.sh >/dev/null && command -v python"
-    python = ask("bash", "-lc", site).strip().splitlines()[-1:] or ["none that has torch: see utils/site.sh"]
+    # As on a login node: within a job, which may have been granted no GPUs, site.sh would refuse.
+    site = "unset SLURM_JOB_ID && . utils/site.sh >/dev/null && command -v python"
+    said = ask("bash", "-lc", f"cd {shlex.quote(str(lessons.COURSE))} && {site}").strip().splitlines()
+    python = said[-1:] or ["none that has torch: see utils/site.sh"]
     import torch
 
     warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not torch.version.cuda else ""
@@ -85,15 +89,21 @@ def pbs_nodes() -> str:
     return "; ".join(f"{count} with {f'gpu:{each}' if each else 'no GPU'}" for each, count in sorted(counts.items()))
 
 
+def torchrun(*options: str) -> list[str]:
+    """The course's torchrun, for processes on this machine."""
+    return [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun"), *HERE, *options]
+
+
 def launch_command(script: Path, nproc: int, args: list[str], quiet: bool = False) -> list[str]:
     """What to type to run a script in `nproc` processes on this node; if `quiet`, with our utils/bin/torchrun."""
     if nproc == 1:
         return [sys.executable, str(script), *args]
-    torchrun = Path(sys.executable).with_name("torchrun")
-    start = [str(torchrun)] if torchrun.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    processes = f"--nproc-per-node={nproc}"
     if quiet:
-        start = [sys.executable, "-P", str(lessons.COURSE / "utils" / "bin" / "torchrun")]
-    return [*start, "--standalone", f"--nproc-per-node={nproc}", str(script), *args]
+        return [*torchrun(processes), str(script), *args]
+    installed = Path(sys.executable).with_name("torchrun")
+    start = [str(installed)] if installed.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    return [*start, *HERE, processes, str(script), *args]
 
 
 def shown(command: list[str]) -> str:

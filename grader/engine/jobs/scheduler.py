@@ -65,15 +65,17 @@ def command(lesson: str, kind: str, nodes: int, options: list[str], args: list[s
 
 
 def account_is_missing(kind: str, options: list[str]) -> str:
-    """What to do about it; "" if an account is named."""
+    """What to do where a site wants an account, as many do not; "" if one is named."""
     if any(option.startswith(("-A", "--account")) for option in options):
         return ""
     if kind == "sbatch":
         asked = (
-            "" if "SBATCH_ACCOUNT" in os.environ else "export SBATCH_ACCOUNT=<your budget> SBATCH_PARTITION=<partition>"
+            ""
+            if os.environ.get("SBATCH_ACCOUNT")
+            else "export SBATCH_ACCOUNT=<your budget> SBATCH_PARTITION=<partition>"
         )
-        return asked and f'no account to run on: {asked}, or add --batch "-A <your budget> -p <partition>"'
-    return 'no account to run on: add --batch "-A <your project> -q <queue>"'
+        return asked and f'no account is named: {asked}, or add --batch "-A <your budget> -p <partition>"'
+    return 'no account is named: add --batch "-A <your project> -q <queue>"'
 
 
 def submit(what: list[str]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from grader.engine.jobs.header import GPUS, header, number_or_zero
 
-SITE = Path(__file__).resolve().parents[3] / "utils" / "site.sh"
+SHELL = Path(__file__).resolve().parents[3] / "utils"  # what batch files source
 LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second
 # The nodes of a job, by the kind of its batch file. Slurm lists them by number, PBS as they were granted: the first is
 # never the first in the alphabet.
@@ -119,7 +119,7 @@ def begin(
     return (
         subprocess.Popen(
             ["bash", str(file), *args],
-            cwd=course,
+            cwd=folder if kind == "sbatch" else course,  # Slurm starts a job where it was submitted
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -136,7 +136,8 @@ def a_course(course: Path, name: str) -> Path:
         (course / folder).mkdir(parents=True)
     for script in ("single_gpu_training", name):
         (course / "train" / f"{script}.py").touch()
-    shutil.copy(SITE, course / "utils")
+    for file in SHELL.glob("*.sh"):
+        shutil.copy(file, course / "utils")
     return course / "sbatch"
 
 

@@ -208,7 +208,7 @@ class Student:
         Raises `Wrong` if it stops earlier.
         """
         name, _, kind = unit.name.removeprefix("sbatch/").rpartition(".")
-        key = (unit.name, unit.text, stand_ins.SITE.read_text("utf-8"))
+        key = (unit.name, unit.text, *(file.read_text("utf-8") for file in sorted(stand_ins.SHELL.glob("*.sh"))))
         known = SUBMITTED.setdefault(self.runner, {})
         if key not in known:
             run = self._launch(

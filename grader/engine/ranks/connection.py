@@ -21,6 +21,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import keeper
 from grader.engine.ranks.tasks import Process, processes_below
 from grader.engine.walls import sandbox
+from utils import interfaces
 
 ANSWERS = 30.0  # seconds within which a ready server answers, unless the machine is busy
 BUSY = 10  # times that long: after that, it never will
@@ -77,7 +78,7 @@ class Connection:
             # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
             "CUDA_VISIBLE_DEVICES": "",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            **interfaces.here(),
             "TOKENIZERS_PARALLELISM": "false",
         }
         if self.kept:
