@@ -226,6 +226,7 @@ def share_on_rank(code, rank, world, grid, method, x, y):
     args = made_args(code, "--cp-method", method)
     args.cp = grid[1]
     mesh = made_mesh(*grid)
+    x, y = torch.tensor(x), torch.tensor(y)
     places = code.my_places(x.shape[1], mesh, args)
     share = code.my_share(x, y, EOS, mesh, args)
     return {
@@ -247,8 +248,8 @@ def drawn_text(student, rows, tokens, *purpose):
     2,
     minutes=15,
     why="Under a causal mask the last token sees every key, and the first one only itself. In a ring all ranks wait "
-    "for the one with the most work, so equal parts are not fair parts. And a token's position in the model is its place "
-    "in the sequence, not on the rank.",
+    "for the one with the most work, so equal parts are not fair parts. And a token's position in the model is its "
+    "place in the sequence, not on the rank.",
     hints=(
         "my_places asks the mesh for two numbers, and then depends on args.cp_method. In my_share, every tensor that "
         "belongs to tokens is indexed in the same way.",
@@ -265,7 +266,7 @@ def test_todo2_share(student):
         tokens = 2 * cp * draw.choice((2, 3, 4))
         x, y = drawn_text(student, draw.choice((2, 3)), tokens, method, cp)
         told = f"with --cp {cp} --cp-method {method}"
-        run = student.call(share_on_rank, world=rows * cp, grid=(rows, cp), method=method, x=x, y=y)
+        run = student.call(share_on_rank, world=rows * cp, grid=(rows, cp), method=method, x=x.tolist(), y=y.tolist())
         for rank, seen in enumerate(run.evidence):
             check_places(told, seen["places"], method, rank % cp, cp, tokens, rank)
         for rank, seen in enumerate(run.evidence):
@@ -582,6 +583,7 @@ def serial_evaluation(sizes, lengths, cp):
 @todo(
     5,
     needs=(2, 3),
+    in_place=("model",),  # its mode
     minutes=5,
     why="The last window of a set is padded, and its padding is at its end: one rank of a row has all of it. A rank "
     "that counts the whole row's targets gives its few ones the weight of many.",
@@ -728,9 +730,10 @@ def check_weights(told, content, ranks, final):
 
 
 def documents_on_rank(code, rank, world, documents, pairs):
+    documents = torch.tensor(documents)
     before = documents.clone()
     positions = as_evidence(code.positions_in(documents))
-    masks = [as_evidence(code.same_document(documents, rows, columns)) for rows, columns in pairs]
+    masks = [as_evidence(code.same_document(documents, *map(torch.tensor, pair))) for pair in pairs]
     return {"positions": positions, "masks": masks, "given": torch.equal(before, documents)}
 
 
@@ -750,7 +753,7 @@ def drawn_documents(student):
 def packed_share_on_rank(code, rank, world, grid, x, y):
     args = made_args(code, "--pack")
     args.cp = grid[1]
-    return as_evidence(code.my_share(x, y, EOS, made_mesh(*grid), args)._asdict())
+    return as_evidence(code.my_share(torch.tensor(x), torch.tensor(y), EOS, made_mesh(*grid), args)._asdict())
 
 
 def packed_run(data, seq_len, steps, batch):
@@ -791,8 +794,8 @@ def packed_run(data, seq_len, steps, batch):
     minutes=25,
     further=True,
     why="Packing puts many documents into one sequence, so that nothing is padded. A token that sees the document "
-    "before its own learns to expect what never follows in use. Llama 3 masks it out for long contexts (arXiv:2407.21783, "
-    "section 3.2); and across ranks, the mask must know documents whose beginning another rank holds.",
+    "before its own learns to expect what never follows in use. Llama 3 masks it out for long contexts "
+    "(arXiv:2407.21783, section 3.2); and the mask must know documents whose beginning is on another rank.",
     hints=(
         "Two functions of whole sequences, and no message: every rank knows all documents. At which place does each "
         "token's document begin, and when are two places in one document?",
@@ -823,7 +826,9 @@ def check_documents(student):
     documents = first + numbered(ends, {"batch": 3, "tokens": tokens})
     places = torch.arange(tokens)
     pairs = [(places, places), (places[1::2], places[: tokens // 2]), (places[-3:], places[2:4])]
-    (seen,) = student.call(documents_on_rank, world=1, group=False, documents=documents, pairs=pairs).evidence
+    listed = [[rows.tolist(), columns.tolist()] for rows, columns in pairs]
+    how = dict(documents=documents.tolist(), pairs=listed)
+    (seen,) = student.call(documents_on_rank, world=1, group=False, **how).evidence
     told = f"for documents {documents.tolist()}"
     check_tensor(
         f"{told}, what positions_in returns",
@@ -850,7 +855,7 @@ def check_packed_share(student):
     x[0, draw.randrange(1, 6)] = EOS
     x[1, [0, draw.randrange(6, 12)]] = EOS
     documents = (x == EOS).cumsum(dim=1)
-    run = student.call(packed_share_on_rank, world=cp, grid=(1, cp), x=x, y=y)
+    run = student.call(packed_share_on_rank, world=cp, grid=(1, cp), x=x.tolist(), y=y.tolist())
     whole = {"x": x, "y": y.masked_fill(x == EOS, IGNORE), "positions": places_in_documents(documents)}
     for rank, share in enumerate(run.evidence):
         for name, tensor in whole.items():
