@@ -20,11 +20,13 @@ from grader.kit import (
     EXACT,
     SAME_WEIGHTS,
     Private,
+    Wrong,
     as_evidence,
     cases,
     check_checkpoint,
     check_dealt,
     check_parts,
+    check_shape,
     check_tensor,
     corpus,
     drawn_batch,
@@ -837,15 +839,24 @@ def check_documents(student):
         wrongs={"the places in the sequence": places.expand(3, -1)},
     )
     for (rows, columns), mask in zip(pairs, seen["masks"], strict=True):
-        right = (documents[:, rows].unsqueeze(2) == documents[:, columns].unsqueeze(1)).unsqueeze(1)
-        check_tensor(
-            f"{told}, the mask of queries at {rows.tolist()} and keys at {columns.tolist()}",
-            mask,
-            right,
-            wrongs={"the opposite: True where documents differ": ~right},
-            hint="One dimension for the sequences, one for all heads, then queries and keys. When is a pair True?",
-        )
+        check_mask(documents, rows, columns, mask)
     expect(seen["given"], "positions_in or same_document changes the documents", "as they were", "changed")
+
+
+def check_mask(documents, rows, columns, mask):
+    """Of each pair of a query and a key whether they are in one document."""
+    told = f"the mask of queries at {rows.tolist()} and keys at {columns.tolist()}"
+    hint = "One dimension for the sequences, one for all heads, then queries and keys. When is a pair True?"
+    right = (documents[:, rows].unsqueeze(2) == documents[:, columns].unsqueeze(1)).unsqueeze(1)
+    check_shape(told, mask, right.shape, torch.bool, hint=hint)
+    if bool((mask == ~right).all()):
+        raise Wrong(f"{told} is the opposite: True where documents differ", right, mask, hint=hint)
+    for row, _, i, j in (mask != right).nonzero().tolist()[:1]:
+        query, key = rows[i].item(), columns[j].item()
+        a, b = documents[row, query].item(), documents[row, key].item()
+        told = f"{told} is wrong for sequence {row}, of documents {documents[row].tolist()}: the query at {query} is in {a}"
+        expected, seen = right[row, 0, i, j].item(), mask[row, 0, i, j].item()
+        raise Wrong(f"{told}, the key at {key} in {b}", expected, seen, hint=hint)
 
 
 def check_packed_share(student):
