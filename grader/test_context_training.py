@@ -854,9 +854,9 @@ def check_mask(documents, rows, columns, mask):
     for row, _, i, j in (mask != right).nonzero().tolist()[:1]:
         query, key = rows[i].item(), columns[j].item()
         a, b = documents[row, query].item(), documents[row, key].item()
-        told = f"{told} is wrong for sequence {row}, of documents {documents[row].tolist()}: the query at {query} is in {a}"
+        pair = f"the query at {query} is in document {a}, the key at {key} in {b}"
         expected, seen = right[row, 0, i, j].item(), mask[row, 0, i, j].item()
-        raise Wrong(f"{told}, the key at {key} in {b}", expected, seen, hint=hint)
+        raise Wrong(f"{told} is wrong for sequence {row}: {pair}", expected, seen, hint=hint)
 
 
 def check_packed_share(student):
