@@ -810,7 +810,8 @@ def packed_run(data, seq_len, steps, batch):
 def test_todo7_documents(student):
     data = corpus(student)
     packed = student.reference(packed_run, data=data, seq_len=8, steps=2, batch=12)
-    apart = all(not math.isclose(a, b, rel_tol=1e-3) for a, b in zip(packed["losses"], packed["unpacked"]))
+    # Losses are compared to 1e-4; of the same words without documents, one of the two steps differs by more.
+    apart = any(not math.isclose(a, b, rel_tol=3e-4) for a, b in zip(packed["losses"], packed["unpacked"]))
     student.premise(apart, "a run without documents")
     check_documents(student)
     check_packed_share(student)
