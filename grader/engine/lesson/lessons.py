@@ -37,6 +37,7 @@ ORDER = (
     "05_pipeline_parallel",
     "pipeline_training",
     "06_context_parallel",
+    "context_training",
     "07_expert_parallel",
     "08_distributed_matmul",
     "09_mesh",
