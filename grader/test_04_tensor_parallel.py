@@ -878,7 +878,7 @@ def with_bias(kind, right, world):
     }
 
 
-BIAS = "The summands of the ranks are added up. The bias is no summand: where is it added, so that it counts once?"
+BIAS = "The summands of the ranks are added up. The bias is not one of them: where is it added, so that it counts once?"
 
 
 def check_outcome(told, kind, world, rank, mine, right, trial):

@@ -208,7 +208,7 @@ def check_samplers(student):
     "nothing fails, and tokens attend to strangers.",
     hints=(
         "How many rows are there, if each has args.cp ranks? init_device_mesh fills the grid row by row. And which of "
-        "its two coordinates do two ranks with one sequence have in common?",
+        "its two coordinates is the same for two ranks with one sequence?",
         "The last axis of init_device_mesh(device.type, (rows, columns), mesh_dim_names=…) takes consecutive ranks. "
         "The samplers' rank is a coordinate on one axis, and their world size that axis's length.",
         "DistributedSampler(train, num_replicas=…, rank=…, shuffle=True, seed=args.seed, drop_last=True) and "
@@ -391,7 +391,7 @@ def check_attention(student, method, grid, seeds, sizes, ends=()):
                 right,
                 EXACT,
                 rank,
-                wrongs={"that of this rank's keys alone, in the order of its memory": alone[what]},
+                wrongs={"the attention to this rank's keys alone, in the order of its memory": alone[what]},
                 than="the whole sequence's",
                 hint=DOCUMENTS if ends else "",
             )
@@ -514,7 +514,7 @@ def check_factor(counts, seen, loss, rank):
     wrongs = {}
     if total:
         mistakes = {
-            "its number of targets over that of all, and then FSDP divides by the number of ranks": counts[rank]
+            "its number of targets over the number of all targets, and then FSDP divides by the ranks": counts[rank]
             / total,
             "1: each rank counts alike, however many targets it has": 1.0,
             "its number of targets, divided by nothing": float(counts[rank]),
@@ -663,7 +663,7 @@ def serial_run(student):
     needs=(1, 2, 3, 4, 5),
     minutes=15,
     why="The ranks of a row hold different tokens, so their gradients are parts of one sum, and each may keep a part "
-    "of the weights. Copies along the context axis, whose gradients nobody adds up, drift apart without an error.",
+    "of the weights. Copies along the context axis, whose gradients are not added up, drift apart without an error.",
     hints=(
         "Which ranks contribute to the gradient of one weight? All of these can hold a part of it.",
         "mesh has two axes, and fully_shard takes two as copies and shards. A second mesh with all ranks on one axis "
@@ -818,7 +818,7 @@ def test_todo7_documents(student):
     for method, (rows, cp) in student.several([("ring", (1, 3)), ("ulysses", (2, 2)), ("ring", (1, 1))]):
         sizes, draw = attention_case(student, method, cp, rows, "documents")
         sizes |= {"tokens": 4 * cp, "batch": 2}
-        # One goes on over a border between ranks, one begins in the middle of a piece.
+        # One continues over a border between ranks, one begins in the middle of a piece.
         ends = [[draw.randrange(1, 4 * cp)], sorted(draw.sample(range(1, 4 * cp), 2))]
         check_attention(student, method, (rows, cp), draw.sample(range(1 << 40), rows), sizes, ends)
     check_packed_runs(student, packed, data)

@@ -1,4 +1,4 @@
-"""What counts as a change to what was given, and what a verdict says of it."""
+"""What counts as a change to what was given, and how a verdict reports it."""
 
 import ast
 import dataclasses

@@ -134,7 +134,7 @@ NOTHING = {
 REFUSED = {
     "r-seven": ({"r-seven.7z": b"7z\xbc\xaf\x27\x1c" + bytes(40)}, "it is a 7-Zip archive"),
     "r-rar": ({"r-rar/submission.rar": b"Rar!\x1a\x07\0"}, "it is a RAR archive"),
-    "r-none": ({"r-none.zip": b"no archive"}, "it is no archive"),
+    "r-none": ({"r-none.zip": b"no archive"}, "it is not an archive"),
     "r-cut": ({"r-cut/submission.tar.gz": SUBMITTED[: len(SUBMITTED) // 2]}, "cannot be read: EOFError"),
 }
 
@@ -189,8 +189,8 @@ def test_every_entry_has_a_row_or_a_line(graded):
     printed, found, out = graded
     assert {*found} == {*COLLECTED, *NOTHING, *REFUSED}
     for line in (
-        "notes.txt is not graded: it is no folder, no archive, and no notebook, script or batch file",
-        "submission_metadata.yml is not graded: it is no folder",
+        "notes.txt is not graded: it is neither a folder or an archive nor a notebook, script or batch file",
+        "submission_metadata.yml is not graded: it is neither a folder",
         "elsewhere is not graded: a link is not followed",
         "not looked at: .DS_Store",
         "dee.tar.gz does not count: dee_LATE.tar.gz is the same student's, and later",

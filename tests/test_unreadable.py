@@ -1,4 +1,4 @@
-"""What a verdict says of code that is missing, or that is no Python."""
+"""How a verdict reports code that is missing, or not Python."""
 
 import pytest
 from nbformat.v4 import new_code_cell

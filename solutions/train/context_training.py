@@ -179,7 +179,7 @@ def my_places(tokens: int, mesh: DeviceMesh, args: argparse.Namespace) -> Tensor
     """The places of this rank's tokens in a sequence of `tokens` tokens, int64 (C,), in the order of the rank's memory."""
     # TODO 2: Give each rank its part of every sequence. First, which places.
     # Under a causal mask a late token has more keys to see than an early one. In a ring every rank waits for the one
-    # with the most work, so places_in_zigzag(rank, world, tokens) deals out the places evenly, the head and the tail
+    # with the most work, so places_in_zigzag(rank, world, tokens) divides the places evenly, the head and the tail
     # together. Ulysses has the whole sequence on each rank while it attends: its parts are consecutive.
     ### BEGIN SOLUTION
     rank, world = mesh.get_local_rank("context"), mesh["context"].size()
@@ -232,7 +232,7 @@ def same_document(documents: Tensor, rows: Tensor, columns: Tensor) -> Tensor | 
     """Which queries, at the places `rows`, and keys, at the places `columns`, are of one document: bool
     (B, 1, len(rows), len(columns)), for all heads; None: all are.
     """
-    # TODO 7, again: the mask between any two sets of places. A document may go on on another rank.
+    # TODO 7, again: the mask between any two sets of places. A document may continue on another rank.
     ### BEGIN SOLUTION
     return (documents[:, rows, None] == documents[:, None, columns])[:, None]
     ### STUDENT
@@ -316,8 +316,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     # TODO 6: Shard the weights over all ranks, rows and columns alike.
     # As given, the ranks of a row hold the same shards, and the gradients are averaged over the data axis alone: each
     # copy learns from its own part of the sequences, and they drift apart. The ranks of a row have different tokens, just
-    # as those of a column do, so FSDP can treat them alike: then context parallel costs no memory for weights and
-    # state, it saves some (as in torchtitan and Megatron-LM). fully_shard takes a mesh of one axis; of two axes it
+    # as the ranks of a column have, so FSDP can treat all of them alike, as torchtitan and Megatron-LM do: then each
+    # rank holds 1/N of weights and state, whatever --cp is. fully_shard takes a mesh of one axis; with two axes it
     # shards over the second, and keeps copies along the first.
     ### BEGIN SOLUTION
     everyone = init_device_mesh(mesh.device_type, (dist.get_world_size(),), mesh_dim_names=("shard",))
@@ -401,10 +401,10 @@ def train_epoch(
     epoch: int,
     position: dict[str, Any],
 ) -> float:
-    """One pass over the training set, or the rest of one, of which `position` has the first part's mean loss and number
-    of targets. Returns the whole pass's mean loss.
+    """One pass over the training set, or the rest of one. Returns the whole pass's mean loss.
 
-    `position` is kept up to date, and saved every args.save_every steps.
+    `position` has the mean loss and the number of targets of the pass's first part, if an earlier run did that. It is
+    kept up to date, and saved every args.save_every steps.
     """
     model.train()
     # Sums and counts: since the last line of the log, and over the epoch.

@@ -100,7 +100,7 @@ def no_submission(path: Path) -> str:
         return ""
     if not handed_in.NO_ARCHIVES.search(path.name) and handed_in.kind_of(plain.plain_bytes(path, 512, cut=True)):
         return ""
-    return "it is no folder, no archive, and no notebook, script or batch file"
+    return "it is neither a folder or an archive nor a notebook, script or batch file"
 
 
 def by_platform(name: str) -> re.Match | None:

@@ -56,7 +56,7 @@ def open_class(
 ) -> Class:
     """Start a class in `out`, or continue the one that is there. Raises ValueError if that was graded differently.
 
-    `todos`: those that count, of lessons of which not all do. `told`: lines about entries that are no submission.
+    `todos`: the TODOs that count, where not all of a lesson do. `told`: lines about entries that hold no submission.
     """
     (out / "records").mkdir(parents=True, exist_ok=True)
     digests = {stem: course_digest(stem) for stem in stems}

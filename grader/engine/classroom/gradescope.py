@@ -39,7 +39,7 @@ cp "$class/out/gradescope/submission.json" "$root/results/results.json"
 def pack(file: Path, asked: dict[str, list[int]]) -> list[str]:
     """Write the archive, with these lessons and TODOs (default: all; no TODO stands for all of a lesson). Returns a
     line for each lesson that it cannot grade. Raises ReleaseError if it would contain a solution, or if it could not
-    grade all that is asked for.
+    grade everything asked for.
     """
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder) / "course"

@@ -175,7 +175,9 @@ def said_of(record: dict) -> str:
     """Why a submission has no mark, as a sentence for its student."""
     if record["state"] == records.FAILED:
         return f"Your submission could not be graded, through no fault of yours: {record['why']}."
-    return f"Nothing of the course was found in what you handed in: {record['why']}. This is no mark: hand in again."
+    return (
+        f"Nothing of the course was found in what you handed in: {record['why']}. You have no mark yet: hand in again."
+    )
 
 
 UNTRIED = {"not_attempted": "not done or not handed in", "prerequisite": "another TODO first"}

@@ -25,7 +25,7 @@ VERSION = 1  # of a record
 KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
 SLACK = 60.0  # seconds that a worker may take in addition to a submission's ranks, e.g. to start and to compare
 NOT_HANDED_IN = "it was not handed in"
-# What became of a submission. NOTHING: no file of these lessons was found in it, which is no zero.
+# What became of a submission. NOTHING: no file of these lessons was found in it, so there is no mark, not a zero.
 GRADED, REFUSED, FAILED, NOTHING = "graded", "refused", "could not be graded", "nothing of the course"
 UNMARKED = (FAILED, NOTHING)
 
@@ -42,7 +42,7 @@ class Class:
     course: Path  # without solutions
     backend: str = "gloo"  # or nccl
     todos: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # those that count; of other lessons, all
-    told: list[str] = dataclasses.field(default_factory=list)  # lines about entries that are no submission
+    told: list[str] = dataclasses.field(default_factory=list)  # lines about entries that hold no submission
 
     def counted(self, stem: str) -> list[int]:
         """The TODOs of a lesson that count."""

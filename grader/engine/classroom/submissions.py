@@ -147,7 +147,7 @@ def wanted(stems: list[str]) -> dict[str, list[str]]:
 
 
 def known_by(source: str) -> list[str]:
-    """Lines that a student's file has in common with its source: its TODOs, and the functions that it defines."""
+    """Lines that a student's file and its source both have: its TODOs, and the functions that it defines."""
     titles = [f"TODO {number}: {title}" for number, title in regions.titles(source).items()]
     return titles + re.findall(r"^(?:def|class) \w+\b", source, re.MULTILINE)
 

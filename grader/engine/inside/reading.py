@@ -58,7 +58,7 @@ def unpacked(names: list[str], wanted: dict[str, list[str]]) -> dict:
 
 
 def at_work() -> None:
-    """Tell the judge that this is no endless loop: between two steps of ours, of which there is a limited number."""
+    """Tell the judge that this loop ends: our steps, one of which begins here, are limited in number."""
     if observe.Reporter.mine:
         observe.Reporter.mine.say(e="step")
 
@@ -95,7 +95,7 @@ def entries(content: bytes, kind: str) -> Iterator[Iterator[handed_in.Entry]]:
             ):
                 yield in_tar(archive)
         else:
-            what = f"it is a {kind} archive" if kind else "it is no archive" if content else "it is empty"
+            what = f"it is a {kind} archive" if kind else "it is not an archive" if content else "it is empty"
             raise NoArchive(f"{what}, and here .tar, .tar.gz, .tar.bz2, .tar.xz and .zip are opened")
 
 

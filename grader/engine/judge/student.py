@@ -420,7 +420,7 @@ NO_PYTHON = ("SyntaxError", "IndentationError", "TabError")
 
 
 def hint_of_syntax(what: str) -> str:
-    """A hint for what Python's parser says of a file or a cell."""
+    """A hint for a parser's error in a file or a cell."""
     if "unexpected indent" in what:
         return (
             "The line begins further to the right than the one above, which opens no block. Does it begin in the same"
@@ -436,7 +436,7 @@ def hint_of_syntax(what: str) -> str:
 
 
 def named_like(name: str, units: list[lessons.Unit]) -> Where | None:
-    """The function or class that the student has named almost so; those of the course have their own names."""
+    """The student's function or class with almost this name; names that the course defines are not meant."""
     given = {each for unit in units for each in re.findall(r"(?:def|class) (\w+)", unit.source)}
     mine = {each: [unit.name, line, each] for unit in units for each, line, _ in unit.outline.functions}
     found = difflib.get_close_matches(name, mine.keys() - given, n=1)

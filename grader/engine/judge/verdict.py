@@ -15,7 +15,7 @@ class BadDraw(Unjudged):
 
 
 class BadCheck(Unjudged):
-    """The check itself is mistaken, so nothing can be said of the code."""
+    """The check itself is mistaken, so the code is not judged."""
 
 
 class Wrong(Exception):

@@ -1,6 +1,6 @@
 """What a student has changed outside the TODOs, and which TODO's code is no Python.
 
-What cannot change a result is no change: where a file is Python, its statements are compared, without docstrings and
+What cannot change a result does not count: where a file is Python, its statements are compared, without docstrings and
 annotations, in one spelling. All else is compared line by line.
 """
 

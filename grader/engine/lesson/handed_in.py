@@ -15,11 +15,11 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 MOST_FILE = 5_000_000  # bytes; a notebook full of pictures has one or two megabytes
-MOST_ARCHIVE = 50_000_000  # bytes, packed; also of all that is looked into because of what it may hold
+MOST_ARCHIVE = 50_000_000  # bytes, packed; also of everything that is searched for the course's files
 MOST_READ = 150_000_000  # bytes, likewise, if archives of a submission are opened
 MOST_ARCHIVES, DEEPEST = 16, 2  # that are opened: in all, and one inside the other
 MOST_REASONS, LONGEST_REASON = 30, 300  # lines that are kept about why something was not taken, and their letters
-MOST_HELD = 12  # names that are told of a submission in which nothing of the course is
+MOST_HELD = 12  # names that are told where nothing of the course is found
 
 HEAD = 512  # bytes that show what a file is
 ARCHIVES = re.compile(r"\.(tar|tgz|tbz2?|txz|gz|bz2|xz|zip|7z|rar|zst)(?![^\W_])", re.IGNORECASE)  # by name
@@ -27,7 +27,7 @@ MAGIC = {b"PK\3\4": "zip", b"PK\5\6": "zip", b"\x1f\x8b": "gz", b"BZh": "bz2", b
 FOREIGN = {b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR", b"\x28\xb5\x2f\xfd": "Zstandard"}
 # Documents, packages and checkpoints that are zips by their content.
 NO_ARCHIVES = re.compile(r"\.(docx|xlsx|pptx|od[tsp]|epub|pages|numbers|key|jar|whl|npz|pt|pth)$", re.IGNORECASE)
-# What programs leave beside a student's work, or a copy of the course brings along.
+# What programs leave next to a student's work, or a copy of the course brings along.
 LEFT_BY_PROGRAMS = {".venv", ".git", "__pycache__", "__MACOSX", ".ipynb_checkpoints", ".workbook", "site-packages"}
 GIVEN = ("grader", "start")  # a release has the lessons in their original state there
 DEFINED = re.compile(r"\b(?:def|class) \w+")
@@ -243,7 +243,7 @@ def looks_packed(entry: Entry, name: str) -> bool:
         return not NO_ARCHIVES.search(name)
     try:
         return bool(kind_of(entry.read(HEAD)))
-    except Exception:  # of what nobody asked for, and which need not be readable
+    except Exception:  # a file that is not asked for need not be readable
         return False
 
 
