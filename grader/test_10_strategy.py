@@ -176,8 +176,8 @@ def drawn_machine(draw, node=None):
 
 def experts_of(plan):
     """Ranks that replicate, and ranks that shard, a rank's experts."""
-    left = max(1, plan.shard // plan.ep)
-    return plan.dp * plan.shard // (plan.ep * left), left
+    left = max(1, plan.shard * plan.cp // plan.ep)
+    return plan.dp * plan.shard * plan.cp // (plan.ep * left), left
 
 
 def rank_sizes(model, plan, stage):
@@ -205,8 +205,9 @@ def by_kind(model, plan, stage):
     attention, tables, mlps = rank_sizes(model, plan, stage)
     blocks = model.layers / plan.pp
     shards = experts_of(plan)[1]
-    mine = (attention + tables) / plan.shard + mlps / shards
-    moment = (attention / blocks + tables) * (plan.shard > 1) + mlps / blocks * (shards > 1)
+    sharers = plan.shard * plan.cp
+    mine = (attention + tables) / sharers + mlps / shards
+    moment = (attention / blocks + tables) * (sharers > 1) + mlps / blocks * (shards > 1)
     found = {"weights": 2 * mine, "gradients": 2 * mine, "state": 12 * mine, "gathered": 4 * moment}
     return found | {"activations": kept(model, plan, stage)}
 
@@ -233,7 +234,7 @@ def fullest(model, plan):
             " active, times layers / pp, times min(m, pp - stage)."
         ),
         (
-            "Divide what a rank holds by the shards of its part: plan.shard for the dense part, of_experts"
+            "Divide what a rank holds by the shards of its part: plan.sharers for the dense part, of_experts"
             " for MLPs. One block and the tables are gathered, before that division, and nothing if there is one shard."
         ),
     ),
@@ -266,7 +267,7 @@ def test_todo1_memory(student):
             "activation_bytes": "First one block and one micro-batch: tokens on this rank, times h, times bytes. How"
             " many blocks and micro-batches are kept at the same time? With recomputing, what else is there while a"
             " block is recomputed?",
-            "memory": "Each kind is bytes times numbers. Whose numbers does `shard` divide, and by how many ranks are"
+            "memory": "Each kind is bytes times numbers. What do shard · cp ranks divide, and by how many ranks are"
             " the experts' divided? “Gathered” is whole for a moment: which blocks are, and which tables?",
             "most_memory": "The ends have tables, and an earlier stage keeps more micro-batches. Which stage is behind"
             " no other in either?",
@@ -303,7 +304,7 @@ def work_of(model):
 def traffic(model, plan, width=4, reduced=None):
     """Bytes and messages by axis; `width`: bytes of a gradient of dp, `reduced`: how often shard reduces gradients."""
     attention, tables, mlps = rank_sizes(model, plan, 0)
-    dense, (copies, shards) = attention + tables, experts_of(plan)
+    dense, (copies, shards), sharers = attention + tables, experts_of(plan), plan.shard * plan.cp
     blocks, m = model.layers // plan.pp, plan.micro_batches
     stream = plan.micro_batch * model.sequence * model.hidden / plan.cp
     full = plan.recompute == "full"
@@ -312,28 +313,28 @@ def traffic(model, plan, width=4, reduced=None):
     def gather(ranks, numbers):
         return numbers * (1 - 1 / ranks)
 
-    everyone = plan.dp * plan.cp
     reduced = reduced or (m if plan.pp == 1 else 1)
     rings, swaps = (12 if full else 8) * uses, (6 if full else 4) * uses
-    once = gather(everyone, dense / plan.shard) + gather(copies * plan.cp, mlps / shards)
+    once = gather(plan.dp, dense / sharers) + gather(copies, mlps / shards)
     return {
         "tp": (2 * rings * gather(plan.tp, stream), rings * (plan.tp - 1)),
         "cp": (12 * uses * (plan.cp - 1) * stream / plan.tp, 3 * uses * (plan.cp - 1)),
         "ep": (2 * swaps * gather(plan.ep, model.active * stream / plan.tp), swaps * (plan.ep - 1)),
         "pp": (4 * m * stream * (plan.pp > 1), 2 * m * (plan.pp > 1)),
         "shard": (
-            (4 * m + 4 * reduced) * (gather(plan.shard, dense) + gather(shards, mlps)),
-            (2 * m + reduced) * (blocks + 1) * (plan.shard - 1),
+            (4 * m + 4 * reduced) * (gather(sharers, dense) + gather(shards, mlps)),
+            (2 * m + reduced) * (blocks + 1) * (sharers - 1),
         ),
-        "dp": (2 * width * once, 2 * (everyone - 1)),
+        "dp": (2 * width * once, 2 * (plan.dp - 1)),
     }
 
 
 def wire(axis, plan, machine, adapters=True):
     """Bandwidth and latency of a line; without `adapters`, each rank pays for the whole slow link."""
-    start = INWARD.index("shard" if axis == "ep" else axis)
+    start = INWARD.index("cp" if axis in ("ep", "shard") else axis)
     stride = math.prod(getattr(plan, name) for name in INWARD[start + 1 :])
-    if stride * getattr(plan, axis) <= machine.node:
+    ranks = getattr(plan, axis) * (plan.cp if axis == "shard" else 1)
+    if stride * ranks <= machine.node:
         return machine.inside
     at_the_edge = machine.node // stride if adapters and axis not in ("pp", "ep") else 1
     bandwidth = machine.between.bandwidth * max(1, at_the_edge)
@@ -530,9 +531,9 @@ def all_plans(model, gpus, batch):
         if cp > 1 and model.sequence // cp < 2048:
             continue
         pp = gpus // (dp * shard * cp * tp)
-        eps = [e for e in (1, 2, 4, 8, 16) if e == 1 or (model.experts and dp * shard % e == 0)]
+        eps = [e for e in (1, 2, 4, 8, 16) if e == 1 or (model.experts and dp * shard * cp % e == 0)]
         for ep, micro_batch, recompute in itertools.product(eps, (1, 2, 4), ("none", "full")):
-            if max(ep, shard) % min(ep, shard) == 0:
+            if max(ep, shard * cp) % min(ep, shard * cp) == 0:
                 yield Plan(batch, micro_batch, dp, shard, tp, pp, cp, ep, recompute=recompute)
 
 

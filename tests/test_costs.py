@@ -16,8 +16,9 @@ from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import cases, collectives, rehearse
 from utils import catalogue, costs
 from utils.model import TransformerLM
-from utils.costs.published import families, families_of, runs
-from utils.plan import LINK_SHARE, MEMORY_SHARE, Model, Plan
+from utils.costs.published import band, ratio, runs, tied
+from utils.costs.seconds import attention_seconds
+from utils.plan import Model, Plan
 
 sys.path.insert(0, str(lessons.COURSE / "benchmarks"))
 
@@ -194,7 +195,7 @@ def test_pipelines_keep_and_send_what_is_predicted(runner, schedule):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_context_parallel_keeps_and_sends_what_is_predicted(runner, world):
-    model, plan = Model(32, 2, 4, 29, 64), Plan(2, 2, cp=world, precision="float32")
+    model, plan = Model(32, 2, 4, 29, 64), Plan(2, 2, cp=world, zero=0, precision="float32")  # whole copies
     run = on_ranks(runner, "06_context_parallel", "function", world, name="train", value=1)
     assert close(costs.activations(model, plan, 0), run.evidence[0]["activations"])
     solution = lesson("06_context_parallel")
@@ -295,57 +296,78 @@ def test_pipeline_training_holds_and_sends_what_is_predicted(runner, schedule, c
 
 
 def test_what_is_fitted_is_the_best_for_the_runs_that_are_named():
-    """A100s' share of the peak, H100s' at 500 W, and all machines' shares of memory and links."""
-    own = [share_of("selene"), MEMORY_SHARE, LINK_SHARE, share_of("h100-500w")]
-    best = published.fit()
-    print("fitted:", dict(zip(published.SHARES, best, strict=True)))
-    assert own == pytest.approx(best, abs=0.002)
-    fitted = {run.name for run in runs() if run.fitted}
-    assert len(fitted) == 12 and {run.family for run in runs() if run.fitted} == {"A100 Megatron", "H100 FSDP"}
+    own, best = published.fitted(), published.fit_all()
+    print("fitted:", best)
+    assert own.keys() == best.keys() and len(best) == 12
+    for name, value in best.items():
+        assert own[name] == pytest.approx(value, rel=0.01), name
 
 
-def share_of(machine: str) -> float:
-    return catalogue.machine(machine).device_share
+def test_a_cell_is_fitted_or_held_out_as_a_whole():
+    """A model on a machine, with all its recipes; and the README names each that is fitted."""
+    split = {}
+    for run in runs():
+        if "mixtures" in run.family or "dense" in run.family or "Megatron-Core" in run.family:
+            model = replace(run.model, sequence=0, layers=0)
+            split.setdefault((run.family, model, run.machine.name), set()).add(run.fitted)
+    assert len(split) > 30 and all(len(sides) == 1 for sides in split.values())
+    fitted = sum(run.fitted for run in runs())
+    unseen = [run for run in runs() if not run.fitted and run.source != "llm-foundry"]
+    assert fitted < 70 and len(unseen) > 100
 
 
-@pytest.mark.parametrize("chip", ["A100", "H100"])
-def test_machines_of_one_chip_reach_what_was_fitted(chip):
-    """H100s by the cube root of their power: 0.556 of 989 TFLOP/s at 500 W."""
-    fitted = catalogue.machine("selene" if chip == "A100" else "h100-500w")
+@pytest.mark.parametrize(
+    "chip, fitted", [("A100", "selene"), ("H100", "h100-500w"), ("B200", "b200"), ("B300", "gb300")]
+)
+def test_machines_of_one_chip_reach_what_was_fitted(chip, fitted):
+    """By the cube root of their power."""
+    fitted = catalogue.machine(fitted)
     for name in catalogue.names(catalogue.MACHINES):
         machine = catalogue.machine(name)
-        if machine.chip != chip:
-            continue
-        power = (
-            machine.power if name in ("h100", "h100-500w", "h100-pcie") else {"A100": fitted.power, "H100": 700}[chip]
-        )
-        reached = fitted.peak * fitted.device_share * (power / fitted.power) ** (1 / 3)
-        assert machine.peak * machine.device_share == pytest.approx(reached, rel=0.01), name
+        if machine.chip == chip:  # power_W of some is with a part of the node's
+            power = {"A100": fitted.power, "H100": {"h100-500w": 500, "h100-pcie": 350}.get(name, 700)}
+            power = power.get(chip, machine.power)
+            reached = fitted.peak * fitted.device_share * (power / fitted.power) ** (1 / 3)
+            assert machine.peak * machine.device_share == pytest.approx(reached, rel=0.01), name
 
 
-@pytest.mark.parametrize("name", ["A100 Megatron", "A100 FSDP", "H100 FSDP", "H100 3-D"])
-def test_runs_that_were_not_fitted_judge_each_family(name):
-    """Four of five within 15 %, none beyond 35 %."""
-    family = next(family for family in families() if family.name == name)
-    print(family.summary())
-    assert family.had and family.near >= 0.8 and 0.65 <= family.ratios[0] and family.ratios[-1] <= 1.35
+def test_four_of_five_unseen_runs_are_within_15_percent():
+    """Of all, and of those without experts: of llm-foundry's tables apart, since they are many of one kind."""
+    unseen = [run for run in runs() if not run.fitted]
+    dense = [run for run in unseen if not run.model.experts and run.source != "llm-foundry"]
+    for chosen in (unseen, dense):
+        errors = [abs(ratio(run) - 1) for run in chosen]
+        print(f"{sum(error <= 0.15 for error in errors)} of {len(errors)}, none beyond {max(errors):.0%}")
+        assert sum(error <= 0.15 for error in errors) >= 0.8 * len(errors)
+    assert max(errors) <= 0.3  # of those without experts
+    mixtures = [abs(ratio(run) - 1) for run in unseen if run.model.experts]
+    assert len(mixtures) > 25 and max(mixtures) < 0.5 and sum(error <= 0.3 for error in mixtures) > 0.7 * len(mixtures)
 
 
-def test_a_family_that_is_not_had_says_so():
-    others = {family.name: family for family in families() if not family.had}
-    assert set(others) == {"others", "H100 Megatron-Core", "H100 FSDP of 2023"}
-    assert all("more than this planner should be off" in family.summary() for family in others.values())
-    assert all(0.6 < family.ratios[0] and family.ratios[-1] < 1.4 for family in others.values())
+def test_a_plans_error_is_the_one_of_its_kind():
+    llama, qwen = catalogue.model("llama3-8b"), catalogue.model("qwen3-30b-a3b")
+    h100, alone = catalogue.machine("h100"), catalogue.machine("tpu-v4")
+    found = band(llama, Plan(64, dp=8), h100)
+    assert found.name == "H100, data parallel" and len(found.ratios) > 50
+    errors = [abs(one - 1) for one in found.ratios]
+    assert sum(error <= found.spread for error in errors) >= 0.8 * len(errors) > sum(e < found.spread for e in errors)
+    assert found.told() == f"± {found.spread:.0%}, seen on {len(errors)} runs of this kind (H100, data parallel)"
+    assert band(llama, Plan(64, tp=8), h100).name == "H100, tensor or pipeline parallel"
+    assert band(llama, Plan(64, dp=8, fp8=True), h100).name == "H100, in 8 bits"
+    assert band(replace(llama, sequence=131072), Plan(64, cp=8), h100).name == "H100, long sequences"
+    assert band(qwen, Plan(64, dp=8), h100).name == "all chips, mixtures"  # of H100s alone there are too few
+    assert band(llama, Plan(64, dp=8), alone).name == "all chips, data parallel"
+    assert band(qwen, Plan(64, dp=8), h100).spread > found.spread
 
 
-def test_a_machine_is_judged_by_its_own_kind():
-    assert {family.name for family in families_of(catalogue.machine("jupiter"))} >= {"H100 FSDP", "H100 3-D"}
-    assert [family.name for family in families_of(catalogue.machine("b200"))] == ["others"]
+@pytest.mark.parametrize("other, equal", [(10.0, True), (12.2, True), (12.3, False)])
+def test_plans_are_a_tie_where_their_bands_overlap(other, equal):
+    assert tied(10.0, 0.1, other, 0.1) == equal
 
 
 def test_what_was_published_is_among_the_three_best():
     """The published axes among all ways to spread the model, with the other settings of the run: on two of three."""
-    judged = [run for run in runs() if run.source != "llm-foundry"]
+    judged = [run for run in runs() if run.source not in ("llm-foundry", published.CSV)]
     places = {run.name: published.rank(run) for run in judged}
     found = sum((place or 99) <= 3 for place in places.values())
     print(f"{found} of {len(judged)}; not: {[name for name, place in places.items() if (place or 99) > 3]}")
@@ -361,12 +383,113 @@ def test_devices_held_about_what_is_predicted():
             assert 0.75 < ratio < 1.5, run.name
 
 
+REJECTED = {  # though they ran: what their software did not keep is not known here, or the network is not
+    "Llama 2 13B on 64 GPUs, none",
+    "PaLM 540B on 6,144 TPU v4",
+    "AxoNN 320B on 32,768 dies of MI250X",
+    "llama3-70b on 64 GB300, mxfp8, pp 4, 26.02.01",
+}
+
+
 def test_what_ran_fits():
-    """405 billion parameters without recomputing, on 80 GiB."""
-    llama = [run for run in runs() if run.name.startswith("Llama 3 405B on")]
-    assert len(llama) == 3
-    for run in llama:
-        assert costs.judge(run.model, run.plan, run.machine).rejected == "", run.name
+    judged = {run.name: costs.judge(run.model, run.plan, run.machine).rejected for run in runs()}
+    assert {name for name, reason in judged.items() if reason} == REJECTED
+    assert sum(name.startswith("Llama 3 405B on") for name in judged) == 3
+    longest = next(run for run in runs() if run.name.startswith("Llama 3.1 8B") and run.model.sequence == 262144)
+    assert longest.plan.cp == 8 and longest.plan.sharers == 8  # copies of the states would not fit
+    assert costs.judge(longest.model, replace(longest.plan, zero=0), longest.machine).rejected.startswith("memory")
+
+
+def test_states_are_divided_by_shards_and_contexts():
+    model, whole = catalogue.model("llama3-8b"), Plan(64, shard=16)
+    for plan in (Plan(64, shard=4, cp=4), Plan(64, cp=16), Plan(64, dp=2, shard=4, cp=4)):
+        for kinds in (costs.moments(model, plan, 0)["step"], costs.moments(model, whole, 0)["step"]):
+            assert kinds["state"] == pytest.approx(8.03e9 * 12 / 16, rel=1e-3)
+        sent, alone = costs.messages(model, plan)["shard"], costs.messages(model, replace(whole, batch=64))["shard"]
+        assert sent.bytes / plan.micro_batches == pytest.approx(alone.bytes / whole.micro_batches)
+    assert costs.messages(model, Plan(64, cp=16))["dp"].bytes == 0
+    copies = Plan(64, cp=16, zero=0)
+    assert costs.moments(model, copies, 0)["step"]["state"] == pytest.approx(8.03e9 * 12, rel=1e-3)
+    assert costs.messages(model, copies)["shard"].bytes == 0 < costs.messages(model, copies)["dp"].bytes
+
+
+# Attention, 8 bits, experts
+
+
+def test_attention_is_faster_with_longer_sequences_and_a_kernel_for_the_chip():
+    """On an H100, TFLOP/s of a benchmark's forward pass with the mask: arXiv:2407.08608, figure 5 and abstract."""
+    machine = catalogue.machine("h100")
+    model = Model(2048, 1, 16, 50257, 16384)
+
+    def speed(sequence, attention):
+        shape, plan = replace(model, sequence=sequence), Plan(1, attention=attention)
+        forward, _ = attention_seconds(shape, plan, machine)
+        return 2 * 2048 * sequence**2 / forward / 1e12 / machine.reached.attention
+
+    assert speed(16384, "tuned") == pytest.approx(616, rel=0.01)
+    speeds = [speed(2**power, "tuned") for power in range(9, 18)]
+    assert speeds == sorted(speeds) and speeds[0] < 300 and speeds[-1] < 649
+    assert speed(16384, "tuned") / speed(16384, "flash2") == pytest.approx(0.656 / 0.35)
+    assert speed(16384, "triton") < speed(16384, "flash2")
+
+
+def test_8_bits_speed_up_products_alone():
+    """Attention, norms and the head stay in 16 bits, and casts cost time: a step is less than twice as fast."""
+    model, machine = catalogue.model("llama3-8b"), catalogue.machine("h100")
+    plan = Plan(64, 2, shard=8, compiled=True)
+    plain, eight = (costs.step_time(model, replace(plan, fp8=fp8), machine) for fp8 in (False, True))
+    assert 1.1 < sum(plain.values()) / sum(eight.values()) < 1.6
+    long = replace(model, sequence=131072)
+    plain, eight = (costs.step_time(long, replace(plan, fp8=fp8), machine) for fp8 in (False, True))
+    assert sum(plain.values()) / sum(eight.values()) < 1.15
+
+
+MIXTURE = Model(1024, 4, 8, 5000, 2048, mlp=4096, block="llama", experts=32, active=4, expert=512, shared=1, dense=1)
+
+
+def test_a_mixture_has_active_and_total_parameters():
+    expert = 3 * 1024 * 512
+    idle = 3 * (32 - 4) * expert  # in the three blocks with experts
+    assert costs.parameters(MIXTURE) - costs.active_parameters(MIXTURE) == idle
+    held = sum(costs.held_parameters(MIXTURE, Plan(8, pp=2), stage) for stage in range(2))
+    assert held == pytest.approx(costs.parameters(MIXTURE), rel=1e-3)
+    spread = costs.held_parameters(MIXTURE, Plan(8, dp=8, ep=8), 0)
+    assert costs.parameters(MIXTURE) - spread == 3 * 28 * expert
+
+
+@pytest.mark.parametrize("axes", [{"cp": 4}, {"shard": 4}, {"cp": 2, "shard": 2}, {"dp": 4}, {"cp": 2, "dp": 2}])
+def test_experts_are_taken_from_contexts_and_shards(axes):
+    """The four ranks have different experts, and none of them is sharded or copied any further."""
+    plan = Plan(8, ep=4, **axes)
+    assert not costs.does_not_divide(MIXTURE, plan) and (plan.expert_sharers, plan.expert_copies) == (1, 1)
+    alone = replace(plan, ep=1)
+    assert alone.expert_sharers * alone.expert_copies == 4
+
+
+def test_experts_on_tensor_parallel_ranks_are_whole():
+    cut, whole = Plan(8, tp=4, dp=2, ep=2), Plan(8, tp=4, dp=2, ep=8, fold=True)
+    assert costs.parts(MIXTURE, cut, 0)[1] == costs.parts(MIXTURE, whole, 0)[1]
+    assert costs.does_not_divide(MIXTURE, replace(whole, fold=False)).startswith("divisibility")
+    assert costs.messages(MIXTURE, whole)["ep"].bytes < costs.messages(MIXTURE, cut)["ep"].bytes
+
+
+def test_rows_cross_nodes_by_placement():
+    """Inside a node they take its links; across, each rank's adapter; once for each node, fewer bytes cross."""
+    machine = catalogue.machine("h100")
+    plan = Plan(64, shard=64, ep=8)
+    inside, across = (costs.step_time(MIXTURE, replace(plan, ep=ep), machine)["ep"] for ep in (8, 32))
+    once = costs.step_time(MIXTURE, replace(plan, ep=32, once_per_node=True), machine)["ep"]
+    few = replace(MIXTURE, nodes=2)
+    fewer = costs.step_time(few, replace(plan, ep=32, once_per_node=True), machine)["ep"]
+    assert inside < fewer < once < across
+    rack = costs.step_time(MIXTURE, replace(plan, ep=32), catalogue.machine("gb200"))["ep"]
+    assert rack < across / 4  # one NVLink domain of 72
+
+
+def test_capacity_sends_its_places():
+    dropless = Plan(64, shard=8, ep=8)
+    sent = [costs.messages(MIXTURE, replace(dropless, capacity=times))["ep"].bytes for times in (1.0, 1.25)]
+    assert sent[1] == pytest.approx(1.25 * sent[0]) and sent[0] < costs.messages(MIXTURE, dropless)["ep"].bytes
 
 
 # arXiv:2205.05198, figure 1: GiB of a device, by Megatron's 18 bytes a parameter of a block, and of activations

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from utils.plan import BLOCKS, DEVICE_SHARE, Link, Machine, Model
+from utils.plan import ATTENTION, BLOCKS, DEVICE_SHARE, FLASH2, Link, Machine, Model
 
 HERE = Path(__file__).parent
 MACHINES, MODELS = HERE / "machines", HERE / "models"
@@ -20,7 +20,7 @@ MACHINES, MODELS = HERE / "machines", HERE / "models"
 # What a machine's file must contain and may contain, and the factor for each number.
 MUST = {"node": 1, "peak_TFLOPs": 1e12, "memory_GiB": 2**30, "memory_GBs": 1e9}
 MUST |= {"inside_GBs": 1e9, "inside_us": 1e-6, "between_GBs": 1e9, "between_us": 1e-6}
-MAY = {"peak_fp8_TFLOPs": 1e12, "power_W": 1, "reached": 1}
+MAY = {"peak_fp8_TFLOPs": 1e12, "power_W": 1, "reached": 1, "attention": 1, "flash2": 1}
 
 # Fields of a config.json, by architecture: Llama, Mistral, Mixtral, Qwen; GPT-2; of OPT; of BLOOM.
 FIELDS = {
@@ -31,9 +31,16 @@ FIELDS = {
     "sequence": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
     "mlp": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "key_heads": ("num_key_value_heads",),
-    "head": ("head_dim",),
-    "experts": ("num_local_experts", "num_experts"),
+    "head": ("head_dim", "v_head_dim"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "active": ("num_experts_per_tok",),
+    "expert": ("moe_intermediate_size",),
+    "shared": ("n_shared_experts",),
+    "dense": ("first_k_dense_replace",),
+    "query_latent": ("q_lora_rank",),
+    "key_latent": ("kv_lora_rank",),
+    "rotary": ("qk_rope_head_dim",),
+    "nodes": ("topk_group",),
     "tied": ("tie_word_embeddings",),
 }
 GATED = ("silu", "swiglu", "swish")  # activations that imply three matrices
@@ -97,8 +104,9 @@ def _machine(path: Path) -> Machine:
         if key not in read:
             raise Unreadable(f'{path}: {key} is missing: {key} = [number, "where it is from"]')
     value = {key: _pair(path, key, read[key]) * scale for key, scale in (MUST | MAY).items() if key in read}
-    if not 0 < value.get("reached", DEVICE_SHARE) <= 1:
-        raise Unreadable(f"{path}: reached is a share of the peak, above 0 and at most 1")
+    for share in ("reached", "attention", "flash2"):
+        if not 0 < value.get(share, 1) <= 1:
+            raise Unreadable(f"{path}: {share} is a share of the peak, above 0 and at most 1")
     if value["node"] != int(value["node"]):
         raise Unreadable(f"{path}: node is a number of devices")
     return Machine(
@@ -111,6 +119,8 @@ def _machine(path: Path) -> Machine:
         between=Link(value["between_GBs"], value["between_us"]),
         device_share=value.get("reached", DEVICE_SHARE),
         peak_fp8=value.get("peak_fp8_TFLOPs", 0.0),
+        attention=value.get("attention", ATTENTION),
+        flash2=value.get("flash2", FLASH2),
         power=value.get("power_W", 0.0),
         chip=str(read.get("chip", "")),
     )
@@ -184,7 +194,7 @@ def _sized(name: str) -> Model:
 def _checked(found: Model, where: Path | str) -> Model:
     for field in fields(Model):
         value = getattr(found, field.name)
-        least = 0 if field.name in ("experts", "mlp", "key_heads", "head", "tied", "parallel") else 1
+        least = 1 if field.name in ("hidden", "layers", "heads", "vocabulary", "sequence", "active") else 0
         if field.name != "block" and not least <= value < 2**40:
             raise Unreadable(f"{where}: {field.name} is {value}, and must be {least} or more")
     if found.block not in BLOCKS:
@@ -195,4 +205,6 @@ def _checked(found: Model, where: Path | str) -> Model:
         raise Unreadable(f"{where}: {found.heads} heads are not divisible by {found.key_heads} heads of keys")
     if found.experts and found.active > found.experts:
         raise Unreadable(f"{where}: a token goes to {found.active} of {found.experts} experts")
+    if found.dense > found.layers:
+        raise Unreadable(f"{where}: {found.dense} of {found.layers} blocks are without experts")
     return found

@@ -18,7 +18,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from utils.plan import Link, Machine
+from utils.plan import Link, Machine, Reached
 
 TRIES = 7
 
@@ -86,7 +86,8 @@ def synchronize(device: torch.device) -> None:
 def from_json(text: str) -> Machine:
     """The inverse of what this module prints."""
     values = json.loads(text)
-    return Machine(**values | {name: Link(*values[name]) for name in ("inside", "between")})
+    links = {name: Link(*values[name]) for name in ("inside", "between")}
+    return Machine(**values | links | {"reached": Reached(*values["reached"])})
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ WRONG = [
     Answer(
         1, "state is not sharded", swap=('"state": 12 * held', '"state": 12 * (dense + mlps)'), says='"state" is wrong'
     ),
-    Answer(1, "experts sharded like the rest", swap=("mlps / shards", "mlps / plan.shard"), says="memory"),
+    Answer(1, "experts sharded like the rest", swap=("mlps / shards", "mlps / plan.sharers"), says="memory"),
     Answer(
         1, "nothing is gathered", swap=('"gathered": (2 + 2) * gathered', '"gathered": 0.0'), says='"gathered" is wrong'
     ),
@@ -149,7 +149,7 @@ WRONG = [
         swap=("(2 + 2) * gathered", "2 * gathered"),
         says='"gathered" is wrong',
     ),
-    Answer(1, "gathered without sharding", swap=("if plan.shard > 1:", "if True:"), says='"gathered" is wrong'),
+    Answer(1, "gathered without sharding", swap=("if plan.sharers > 1:", "if True:"), says='"gathered" is wrong'),
     Answer(
         1,
         "the whole model is gathered",
@@ -208,19 +208,35 @@ WRONG = [
         says='"shard" is wrong',
     ),
     Answer(
-        2, "the context shares no gradients", swap=("copies = plan.dp * cp", "copies = plan.dp"), says='"dp" is wrong'
+        2,
+        "ranks of the context are copies, too",
+        swap=("ring(plan.dp, dense / plan.sharers)", "ring(plan.dp * cp, dense / plan.sharers)"),
+        says='"dp" is wrong',
     ),
-    Answer(2, "copies average what others hold", swap=("dense / plan.shard)", "dense)"), says='"dp" is wrong'),
     Answer(
-        3,
-        "every axis within a node",
-        swap=("if stride * getattr(plan, axis) <= machine.node:", "if True:"),
-        says="link(",
+        2,
+        "the context's ranks shard nothing",
+        swap=("ring(plan.sharers, dense)", "ring(plan.shard, dense)"),
+        says='"shard" is wrong',
     ),
+    Answer(
+        1,
+        "the context's ranks hold copies",
+        swap=("dense / plan.sharers + mlps", "dense / plan.shard + mlps"),
+        says='"weights" is wrong',
+    ),
+    Answer(3, "shards beside those of a context", swap=('if axis in ("shard", "ep")', 'if axis == "ep"'), says="link("),
+    Answer(
+        2,
+        "copies average what others hold",
+        swap=("dense / plan.sharers) + ring(replicas", "dense) + ring(replicas"),
+        says='"dp" is wrong',
+    ),
+    Answer(3, "every axis within a node", swap=("if stride * length <= machine.node:", "if True:"), says="link("),
     Answer(
         3,
         "only the axis's own length",
-        swap=("if stride * getattr(plan, axis) <= machine.node:", "if getattr(plan, axis) <= machine.node:"),
+        swap=("if stride * length <= machine.node:", "if length <= machine.node:"),
         says="link(",
     ),
     Answer(
@@ -232,7 +248,7 @@ WRONG = [
     Answer(
         3,
         "experts at the outermost place",
-        swap=('before = ("tp", "cp") if axis == "ep" else', 'before = inward if axis == "ep" else'),
+        swap=('("tp",) if axis in ("shard", "ep") else', '("tp",) if axis == "shard" else inward if axis == "ep" else'),
         says="link(",
     ),
     Answer(3, "peak speed", swap=(" * machine.device_share)", ")"), says="without device_share"),

@@ -35,31 +35,34 @@ from utils.plots import strategy as plots
 #   which a token uses `active`. `experts=0` is one plain MLP.
 # - `Plan`: `batch` (sequences in a step, over all ranks), `micro_batch` (b, sequences at a time), the five axes, `ep`
 #   (ranks among which experts are spread), and `recompute`, "none" or "full". It computes `world`, `replicas` (dp ·
-#   shard) and `micro_batches` (m, of each replica). Its other fields are the planner's.
+#   shard), `micro_batches` (m, of each replica) and `sharers` (shard · cp). Its other fields are the planner's.
 # - `Machine`: `peak`, `memory`, `node` (GPUs in one), and its links.
 #
 # Take a rank of stage $r$ (from 0) of $p$. A block has $4h^2$ numbers in its attention and $8h^2$ in each MLP. The
 # first stage has the embedding table, too, and the last one the head, $Vh$ each. Norms, biases and positions are
 # left out; the stages divide the layers evenly.
 #
+# Ranks that divide a sequence have the same weights, so they need not all hold the same state: `06_context_parallel`
+# ends with that. As in torchtitan and Megatron-Core, the `sharers`, shard · cp ranks, shard it.
+#
 # | kind | what a rank holds |
 # |---|---|
-# | weights, gradients, state | 2, 2 and 12 bytes a number (mixed precision, lesson 03). `tp` cuts the numbers, `shard` shards them |
-# | gathered | with `shard` > 1: one block's weights and gradients, unsharded, and the table's and head's all the time, as in `fsdp_training`; 2 bytes each |
+# | weights, gradients, state | 2, 2 and 12 bytes a number (mixed precision, lesson 03). `tp` cuts the numbers, the `sharers` shard them |
+# | gathered | with several `sharers`: one block's weights and gradients, unsharded, and the table's and head's all the time, as in `fsdp_training`; 2 bytes each |
 # | activations | 32 bytes for each of a token's h numbers, in each block and micro-batch: 16 for attention and norms, 16 for each MLP that the token goes to. `tp`, with sequence parallelism, and `cp` cut the tokens. (Dropout's masks would add 2, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)) |
 # | … recomputed | 2 bytes for each number between blocks, and the whole block that is being computed |
 # | … in a pipeline | 1F1B (lesson 05): stage $r$ keeps min(m, p - r) micro-batches, for its blocks |
 #
-# Each of the `ep` ranks has different experts. These ranks are taken from `shard` first, then from `dp`; what is left
-# of these two axes shards and replicates the experts:
+# Each of the `ep` ranks has different experts. These ranks are taken from the `sharers` first, then from `dp`; what is
+# left of them shards and replicates the experts:
 
 
 # %%
 def of_experts(plan: Plan) -> tuple[int, int]:
-    """Ranks that replicate, and ranks that shard, the experts of a rank. Without experts, `ep` is 1: dp and shard."""
-    if plan.ep <= plan.shard:
-        return plan.dp, plan.shard // plan.ep
-    return plan.dp * plan.shard // plan.ep, 1
+    """Ranks that replicate, and ranks that shard, the experts of a rank. Without experts, `ep` is 1: dp and sharers."""
+    if plan.ep <= plan.sharers:
+        return plan.dp, plan.sharers // plan.ep
+    return plan.dp * plan.sharers // plan.ep, 1
 
 
 # %% [markdown]
@@ -97,11 +100,11 @@ def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
     ### BEGIN SOLUTION
     dense, mlps = rank_numbers(model, plan, stage)
     shards = of_experts(plan)[1]
-    held = dense / plan.shard + mlps / shards
+    held = dense / plan.sharers + mlps / shards
     blocks = model.layers / plan.pp
     attention = blocks * 4 * model.hidden**2 / plan.tp
     gathered = 0.0
-    if plan.shard > 1:
+    if plan.sharers > 1:
         gathered += attention / blocks + (dense - attention)
     if shards > 1:
         gathered += mlps / blocks
@@ -147,7 +150,7 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # **Computing.** A number that multiplies a token takes 6 FLOPs, forward and backward (`00_one_device`): the head
 # counts, the embedding table does not, and of the experts only the active ones count. Attention's scores add $12Lhs$
 # for each token. Recomputing adds a third to everything. Each rank gets an equal share of a step's work. A GPU does
-# `peak · device_share` FLOPs a second; the share, 0.76, was fitted to published runs.
+# `peak · device_share` FLOPs a second; the share, 0.78, was fitted to published runs.
 #
 # **Messages**: what a rank of the first stage sends in a step. A micro-batch has $n = b \cdot s/\text{cp}$ tokens on a
 # rank. A number takes 2 bytes; weights' gradients are reduced in float32, as in the scripts, and take **4**. A *ring*
@@ -160,10 +163,10 @@ plots.memory(shown, 0.9 * CLUSTER.memory)
 # | `cp` | for each block and micro-batch: K and V in the forward pass; K and V again, and both gradients, in the backward pass: three pairs (recomputing is not counted) | a pair is $2nh/t$ numbers, sent cp - 1 times | cp - 1 a pair |
 # | `ep` | for each block and micro-batch: 4 all-to-alls; with recomputing, 6 | (ep - 1)/ep of active · $nh/t$ | ep - 1 each |
 # | `pp` | for each micro-batch: activations to the next stage; and their gradients, which come back and are counted here | $nh$ each way | 1 each way |
-# | `shard` | for each micro-batch: 2 all-gathers of weights (recomputing uses the second), and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of `rank_numbers` | $N - 1$ a ring, with one ring for each block and one for table and head |
-# | `dp` | once a step: an all-reduce of gradients over dp · cp ranks, since `cp` ranks see different tokens | two rings', of `rank_numbers` after sharding | $2(N - 1)$, for everything at once |
+# | `shard` | over all `sharers`; for each micro-batch: 2 all-gathers of weights (recomputing uses the second), and a reduce-scatter of gradients; in a pipeline only one reduce-scatter a step, since torch's stages accumulate unsharded gradients | a ring's, of `rank_numbers` | $N - 1$ a ring, with one ring for each block and one for table and head |
+# | `dp` | once a step: an all-reduce of gradients over the copies | two rings', of `rank_numbers` after sharding | $2(N - 1)$, for everything at once |
 #
-# On `shard` and `dp`, `of_experts` has the ranks that the MLPs' rings go over, in place of shard and dp; messages are
+# On `shard` and `dp`, `of_experts` has the ranks that the MLPs' rings go over, in place of sharers and dp; messages are
 # counted for the other numbers alone. A line of one rank sends nothing.
 
 
@@ -192,9 +195,8 @@ def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
     def ring(length: int, numbers: float) -> float:
         return (length - 1) / length * numbers
 
-    copies = plan.dp * cp
     gathers, reductions = 2 * m, 1 if plan.pp > 1 else m
-    unsharded = ring(plan.shard, dense) + ring(shards, mlps)
+    unsharded = ring(plan.sharers, dense) + ring(shards, mlps)
     rings = round(8 * again) * blocks * m
     swaps = round(4 * again) * blocks * m
     return {
@@ -204,9 +206,9 @@ def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
         "pp": (2 * 2 * m * numbers, 2 * m) if plan.pp > 1 else (0.0, 0),
         "shard": (
             (2 * gathers + 4 * reductions) * unsharded,
-            (gathers + reductions) * (blocks + 1) * (plan.shard - 1),
+            (gathers + reductions) * (blocks + 1) * (plan.sharers - 1),
         ),
-        "dp": (4 * 2 * (ring(copies, dense / plan.shard) + ring(replicas * cp, mlps / shards)), 2 * (copies - 1)),
+        "dp": (4 * 2 * (ring(plan.dp, dense / plan.sharers) + ring(replicas, mlps / shards)), 2 * (plan.dp - 1)),
     }
     ### END SOLUTION
 
@@ -217,9 +219,9 @@ check("10_strategy/2")
 # %% [markdown]
 # Bytes become seconds over a link, and some of these seconds are hidden.
 #
-# **Links.** Axes are placed from the inside in the order tp, cp, shard, dp, pp; `ep` starts where `shard` does. A
-# line's *stride* is the product of the sizes inside it: for `dp`, tp · cp · shard. If stride times the axis' size (for
-# `dp`, dp alone) is at most a node's GPUs, the line uses `machine.inside`.
+# **Links.** Axes are placed from the inside in the order tp, cp, shard, dp, pp; the lines of `shard`, which
+# has all sharers, and of `ep` start where `cp` does. A line's *stride* is the product of the sizes inside it: for `dp`,
+# tp · cp · shard. If stride times the line's ranks is at most a node's GPUs, the line uses `machine.inside`.
 #
 # A ring of `tp`, `cp`, `shard` or `dp` that leaves its node visits all its members in one node before it moves to the
 # next. It has `node // stride` members in a node (at least 1), and as many network adapters: each rank gets that many
@@ -244,9 +246,10 @@ def link(axis: str, plan: Plan, machine: Machine) -> Link:
     # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and through how many adapters?
     ### BEGIN SOLUTION
     inward = ("tp", "cp", "shard", "dp", "pp")
-    before = ("tp", "cp") if axis == "ep" else inward[: inward.index(axis)]
+    before = ("tp",) if axis in ("shard", "ep") else inward[: inward.index(axis)]
     stride = math.prod(getattr(plan, name) for name in before)
-    if stride * getattr(plan, axis) <= machine.node:
+    length = plan.sharers if axis == "shard" else getattr(plan, axis)
+    if stride * length <= machine.node:
         return machine.inside
     members = 1 if axis in ("pp", "ep") else max(1, machine.node // stride)
     bandwidth = min(machine.inside.bandwidth, members * machine.between.bandwidth)
@@ -334,9 +337,10 @@ def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
     for dp, shard, cp, tp, pp in factorings(gpus, 5):
         if cp > 1 and model.sequence // cp < 2048:
             continue  # pieces so short compute for less time than their keys travel (arXiv:2310.01889)
-        spread = [ep for ep in (1, 2, 4, 8, 16) if ep == 1 or (model.experts and dp * shard % ep == 0)]
+        sharers = shard * cp
+        spread = [ep for ep in (1, 2, 4, 8, 16) if ep == 1 or (model.experts and dp * sharers % ep == 0)]
         for ep, micro_batch, recompute in itertools.product(spread, (1, 2, 4), ("none", "full")):
-            if ep <= shard and shard % ep == 0 or ep > shard and ep % shard == 0:
+            if ep <= sharers and sharers % ep == 0 or ep > sharers and ep % sharers == 0:
                 found.append(Plan(batch, micro_batch, dp, shard, tp, pp, cp, ep, recompute=recompute))
     return sorted(found, key=axes_and_copies)
 
@@ -548,7 +552,7 @@ plots.Later(show_scaling)
 # ## The planner
 #
 # Your formulas come within 20 % of the course's planner here. The planner's, in `utils/costs`, count more (norms, other
-# precisions, SwiGLU, grouped heads, schedules, stages of ZeRO), and are tested against some 260 published runs. On the
+# precisions, SwiGLU, grouped heads, schedules, stages of ZeRO), and are tested against some 320 published runs. On the
 # command line:
 #
 # ```bash

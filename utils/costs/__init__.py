@@ -17,6 +17,7 @@ these names:
 """
 
 from utils.costs.counts import (
+    active_parameters,
     block_parameters,
     flops,
     held_parameters,
@@ -57,6 +58,7 @@ __all__ = [
     "Choice",
     "Sent",
     "activations",
+    "active_parameters",
     "alive",
     "all_gather",
     "all_reduce",

@@ -13,9 +13,26 @@ TAUGHT_IN = "10_strategy"
 def parameters(model: Model) -> int:
     """All parameters: the embeddings of words and positions, the blocks, the last norm, the head."""
     dense, experts = block_parameters(model)
+    blocks = model.layers * dense + mixtures(model) * experts + model.dense * mlp_parameters(model)
     head = 0 if model.tied else model.vocabulary * model.hidden
     embeddings = (model.vocabulary + positions(model)) * model.hidden
-    return embeddings + model.layers * (dense + experts) + norm_parameters(model) + head
+    return embeddings + blocks - unshared(model) + norm_parameters(model) + head
+
+
+def active_parameters(model: Model) -> int:
+    """Those that a token uses: of a mixture without the experts that it does not go to."""
+    idle = (model.experts - model.active) * expert_parameters(model) if model.experts else 0
+    return parameters(model) - mixtures(model) * idle
+
+
+def mixtures(model: Model) -> int:
+    """Blocks with experts."""
+    return model.layers - model.dense if model.experts else 0
+
+
+def unshared(model: Model) -> int:
+    """Parameters of routers and shared experts that the first blocks, which have an MLP instead, do not have."""
+    return model.dense * (model.shared * expert_parameters(model) + model.experts * model.hidden)
 
 
 def positions(model: Model) -> int:
@@ -30,7 +47,12 @@ def norm_parameters(model: Model) -> int:
 
 def attention_parameters(model: Model) -> int:
     """Parameters of the products for queries, keys, values and the output."""
-    return model.hidden * (2 * model.queries + 2 * model.keys)
+    h, out = model.hidden, model.hidden * model.attended
+    if not model.key_latent:
+        return h * (model.queries + model.keys + model.values) + out
+    latents = h * (model.query_latent + model.key_latent + model.rotary)
+    queries = (model.query_latent or h) * model.queries
+    return latents + queries + model.key_latent * (model.values + model.attended) + out
 
 
 def mlp_parameters(model: Model) -> int:
@@ -38,9 +60,15 @@ def mlp_parameters(model: Model) -> int:
     return model.matrices * model.hidden * model.inner
 
 
+def expert_parameters(model: Model) -> int:
+    """Of one expert."""
+    return model.matrices * model.hidden * (model.expert or model.inner)
+
+
 def small_parameters(model: Model) -> int:
     """Parameters of a block's norms and router, which no axis splits."""
-    return (1 if model.parallel else 2) * norm_parameters(model) + model.experts * model.hidden
+    latents = model.query_latent + model.key_latent
+    return (1 if model.parallel else 2) * norm_parameters(model) + model.experts * model.hidden + latents
 
 
 def block_parameters(model: Model) -> tuple[int, int]:
@@ -48,18 +76,21 @@ def block_parameters(model: Model) -> tuple[int, int]:
     shared = attention_parameters(model) + small_parameters(model)
     if not model.experts:
         return shared + mlp_parameters(model), 0
-    return shared, model.experts * mlp_parameters(model)
+    return shared + model.shared * expert_parameters(model), model.experts * expert_parameters(model)
 
 
 def block_products(model: Model) -> int:
     """Parameters of a block that a token is multiplied by: no norms, and only the active experts."""
-    mlps = mlp_parameters(model) * (model.active if model.experts else 1)
-    return attention_parameters(model) + mlps + model.experts * model.hidden
+    if not model.experts:
+        return attention_parameters(model) + mlp_parameters(model)
+    experts = (model.active + model.shared) * expert_parameters(model)
+    return attention_parameters(model) + experts + model.experts * model.hidden
 
 
 def matmul_parameters(model: Model) -> int:
     """Parameters of the whole model that a token is multiplied by."""
-    return model.layers * block_products(model) + model.vocabulary * model.hidden
+    first = attention_parameters(model) + mlp_parameters(model)
+    return (model.layers - model.dense) * block_products(model) + model.dense * first + model.vocabulary * model.hidden
 
 
 def flops(model: Model, tokens: float) -> float:
@@ -69,7 +100,7 @@ def flops(model: Model, tokens: float) -> float:
     Attention's scores are counted without a causal mask, as is usual (PaLM, appendix B; PTD-P, section 5.1, has the
     same and a third more, for recomputing). Recomputation is not counted.
     """
-    attention = 12 * model.layers * model.queries * model.sequence
+    attention = 12 * model.layers * model.scored * model.sequence
     return tokens * (6 * matmul_parameters(model) + attention)
 
 
@@ -93,7 +124,7 @@ def most_layers(model: Model, plan: Plan) -> int:
 @cache
 def parts(model: Model, plan: Plan, stage: int) -> tuple[float, float, float]:
     """Parameters of a pipeline's rank after splitting over tp and ep: of one block without experts, of one block's
-    experts, and outside the blocks.
+    experts (a mean, where the first blocks have none), and outside the blocks.
 
     Tensor parallel cuts all matrices, the embeddings and the head by words (Megatron, section 3); norms and positions
     are on every rank.
@@ -106,10 +137,23 @@ def parts(model: Model, plan: Plan, stage: int) -> tuple[float, float, float]:
         rest += model.vocabulary * h / t + positions(model) * h
     if stage == plan.pp - 1:
         rest += norm_parameters(model) + (0 if model.tied and plan.pp == 1 else model.vocabulary * h / t)
-    return (dense - small) / t + small, experts / (t * plan.ep), rest
+    if model.dense and stage == 0:
+        blocks = layers_of(model, plan, 0)
+        plain = min(1.0, model.dense / blocks)
+        dense += plain * (mlp_parameters(model) - unshared(model) / model.dense)
+        experts *= 1 - plain
+    return (dense - small) / t + small, experts / (t / plan.folded * plan.ep), rest
 
 
 def held_parameters(model: Model, plan: Plan, stage: int) -> float:
-    """Parameters of a pipeline's rank, before `shard` divides them."""
+    """Parameters of a pipeline's rank, before `shard` and `cp` divide them."""
     dense, experts, rest = parts(model, plan, stage)
     return layers_of(model, plan, stage) * (dense + experts) + rest
+
+
+def own_parameters(model: Model, plan: Plan, stage: int) -> float:
+    """Parameters of a pipeline's rank whose optimizer's state it has."""
+    dense, experts, rest = parts(model, plan, stage)
+    layers, divided = layers_of(model, plan, stage), plan.zero > 0
+    shared = (layers * dense + rest) / (plan.sharers if divided else 1)
+    return shared + layers * experts / (plan.expert_sharers if divided else 1)

@@ -36,25 +36,24 @@ def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]
     size, layers = plan.bytes, layers_of(model, plan, stage)
     dense, experts, rest = parts(model, plan, stage)
     shared, own = layers * dense + rest, layers * experts
-    own_shard = max(1, plan.shard / plan.ep)  # ep divides experts already, and takes its ranks from shard
 
     def bytes_of(each: int, from_zero: int) -> float:
         """ZeRO, figure 1: divides what stage `from_zero` and higher stages shard."""
-        return each * (shared / plan.shard + own / own_shard if plan.zero >= from_zero else shared + own)
+        return each * (shared / plan.sharers + own / plan.expert_sharers if plan.zero >= from_zero else shared + own)
 
     whole = 0.0  # gradients, before they are reduced to shards
     gradients = earlier = bytes_of(size.gradient, 2)
     if plan.shares and plan.pp > 1 and plan.micro_batches > 1:  # summed up whole, reduced once
         whole, earlier = shared + own, 0.0
-    elif plan.micro_batches == 1 and (plan.shares or plan.dp * plan.cp == 1):  # DDP's buckets keep their place
+    elif plan.micro_batches == 1 and (plan.shares or plan.copies == 1):  # DDP's buckets keep their place
         earlier = 0.0
     head = model.vocabulary * model.hidden / plan.tp if stage == plan.pp - 1 else 0.0
-    block = dense + (experts if plan.shard > plan.ep else 0)
+    block = dense + (experts if plan.expert_sharers > 1 else 0)
     in_passes = layers if plan.reshard == "none" else 0
     fetched = in_passes or min(layers, 2 if plan.overlap else 1)
     kept, of_block = activations(model, plan, stage), block_activations(model, plan, recompute="none")
     again = of_block - block_activations(model, plan)  # recomputed
-    passing = stream_bytes(model, plan) * (1 + model.inner / model.hidden / plan.tp)  # gradients of both
+    passing = stream_bytes(model, plan) * (1 + widest(model) / model.hidden / plan.tp)  # gradients of both
     states = {"weights": bytes_of(size.weight, 3), "state": bytes_of(size.state, 1)}
     return {
         "head": states
@@ -73,7 +72,8 @@ def moments(model: Model, plan: Plan, stage: int) -> dict[str, dict[str, float]]
         },
         "end": states
         | {  # those that are still whole have no shard yet
-            "gradients": earlier or gradients - (size.gradient * (whole or rest) / plan.shard if plan.shares else 0.0),
+            "gradients": earlier
+            or gradients - (size.gradient * (whole or rest) / plan.sharers if plan.shares else 0.0),
             "activations": of_block + passing,
             "gathered": gathered(plan, block + rest, whole or block + rest),
             "logits": 0.0,
@@ -115,23 +115,40 @@ def block_activations(model: Model, plan: Plan, recompute: str | None = None) ->
     if recompute == "full":
         return tokens(model, plan) * stream / 2
     if recompute == "ops":
-        return tokens(model, plan) * (stream / 2 + w * (model.queries + every_second(model)[0]) / plan.tp)
-    norms = 2 * w * h / (plan.tp if plan.sequence_parallel == "regather" else 1)  # what q, k, v and up are made from
-    attention = w * (2 * model.queries + 2 * model.keys)  # queries, keys, values, and what comes out
-    hidden = 2 * w * model.inner  # before and after GELU
+        return tokens(model, plan) * (stream / 2 + w * (model.attended + every_second(model)[0]) / plan.tp)
+    whole = plan.tp if plan.sequence_parallel == "regather" else 1
+    norms = 2 * plan.bytes.operand * h / whole  # what q, k, v and up are made from
+    attention = w * (model.queries + model.keys + model.values + model.attended)  # the last is what comes out
+    if model.key_latent:  # queries, and keys with values, are made again from what they were made from
+        attention = w * (model.query_latent + model.key_latent + 2 * model.attended)
+    width = model.expert if model.experts and model.expert else model.inner
+    hidden = (w + plan.bytes.operand) * width  # before and after GELU
     if model.block == "llama":
         if plan.compiled:  # made again, but for what other ranks would have to send again
             norms = norms if plan.tp > 1 and plan.sequence_parallel == "keep" else 0.0
         else:
             norms += rms_copies(plan) * h / in_parts
-        hidden = (2 if plan.compiled else 4) * w * model.inner  # gate and up; and SiLU's result, and the product
+        hidden = (2 if plan.compiled else 4) * w * width  # gate and up; and SiLU's result, and the product
     masks = 2 * mask * h / in_parts
     if model.experts:  # a row for each expert of a token: it goes in, through the products, and comes out
-        hidden = model.active * (hidden + 2 * w * h)
+        row = plan.bytes.operand * h + (0 if plan.compiled else w * h)  # fused, it is weighted before it comes out
+        hidden = rows_of_experts(model, plan) * (hidden + row) + model.shared * hidden
     scores = 0.0
     if not plan.fused_attention and recompute == "none":  # the softmax, its mask, and what dropout leaves
         scores = model.heads * model.sequence * (w + mask * (w + 1))
     return tokens(model, plan) * (stream + norms + masks + (attention + hidden + scores) / plan.tp)
+
+
+def rows_of_experts(model: Model, plan: Plan) -> float:
+    """Rows of a token, one for each of its experts; with a capacity, those that experts have places for."""
+    return model.active * (plan.capacity or 1.0)
+
+
+def widest(model: Model) -> float:
+    """Numbers of a token inside a block's MLPs."""
+    if not model.experts:
+        return model.inner
+    return (model.active + model.shared) * (model.expert or model.inner)
 
 
 def rms_copies(plan: Plan) -> int:
@@ -145,7 +162,7 @@ def every_second(model: Model) -> tuple[int, int]:
     """Of a block's products, and each of them gives results of some width: the widths that torchtitan's selective
     checkpointing keeps, which are every second one's, added up; and the parameters of those computed again.
     """
-    h, f, q, k = model.hidden, model.inner, model.queries, model.keys
+    h, f, q, k = model.hidden, widest(model), model.attended, model.keys
     if model.block == "llama":  # q, k, v, out, gate, up, down
         return q + k + f + h, h * (k + q + f)
     return (q + 2 * k) + f, h * (q + f)  # q k v in one, out, up, down
@@ -154,7 +171,8 @@ def every_second(model: Model) -> tuple[int, int]:
 def activations(model: Model, plan: Plan, stage: int) -> float:
     """Activation bytes in all blocks of a rank, for all micro-batches that wait for their backward pass; and in the
     last norm."""
-    kept = layers_of(model, plan, stage) * block_activations(model, plan) * alive(plan, stage)
+    here = max(0, layers_of(model, plan, stage) - plan.offload)
+    kept = here * block_activations(model, plan) * alive(plan, stage)
     if stage == plan.pp - 1:
         stream = stream_bytes(model, plan)
         before = stream / (plan.tp if plan.sequence_parallel != "off" else 1)
@@ -181,11 +199,14 @@ def logits(model: Model, plan: Plan) -> float:
 
     In pieces, each piece is turned at once into gradients of the head and of its input; only these are kept, and in the
     backward pass they are scaled: for a moment there are two of each. Whole ones of 16 bits go through torch's loss in
-    float32: its backward pass holds two more of them.
+    float32: its backward pass holds two more of them, and what the 16 bits took is too small for these, and stays with
+    the allocator. `fused_loss` writes gradients in their place.
     """
     waiting, w = alive(plan, plan.pp - 1) * kept_logits(model, plan), plan.bytes.activation
+    if plan.fused_loss:
+        return waiting
     if plan.whole_logits:
-        return waiting + (2 * kept_logits(model, plan) if w == 2 else 0.0)
+        return waiting + (5 / 2 * kept_logits(model, plan) if w == 2 else 0.0)
     piece = min(plan.piece, tokens(model, plan) * model.vocabulary / plan.tp) * (4 if w == 4 else 4 + w)
     return waiting + max(piece, kept_logits(model, plan))
 
@@ -193,6 +214,8 @@ def logits(model: Model, plan: Plan) -> float:
 def kept_logits(model: Model, plan: Plan) -> float:
     """Bytes of a micro-batch's logits that are kept for the backward pass."""
     words, rows = model.vocabulary / plan.tp, tokens(model, plan)
+    if plan.fused_loss:
+        return rows * words * plan.bytes.activation
     if plan.whole_logits:
         return rows * words * 4  # in float32 (Korthikanti, section 4.3)
     return (4 * words + plan.bytes.activation * rows) * model.hidden

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from utils.costs.counts import most_layers, parts, positions
-from utils.costs.memory import stream_bytes, tokens
+from utils.costs.memory import rows_of_experts, stream_bytes, tokens
 from utils.plan import Model, Plan
 
 TAUGHT_IN = "10_strategy"
@@ -82,26 +82,33 @@ def context_messages(model: Model, plan: Plan) -> Sent:
     if c == 1:
         return Sent(0, 0)
     number = tokens(model, plan) * plan.bytes.activation / plan.tp
-    keys, queries = number * model.keys, number * model.queries  # bytes of a rank's keys, and as many of its values
+    pair = number * (model.keys + model.values)  # bytes of a rank's keys and values
     if plan.context == "ring":
-        forward, backward = Sent(2 * (c - 1) * keys, 2 * (c - 1)), Sent((4 * c - 2) * keys, 4 * c - 2)
+        forward, backward = Sent((c - 1) * pair, 2 * (c - 1)), Sent((2 * c - 1) * pair, 4 * c - 2)
     elif plan.context == "gather":
-        forward = all_gather(2 * c * keys, c)
+        forward = all_gather(c * pair, c)
         backward = times(2, forward)
-    else:
-        of_each = all_gather(queries, c), all_gather(keys, c)  # an all-to-all keeps one part of c, too
-        forward = backward = times(2, together(*of_each))
+    else:  # an all-to-all keeps one part of c, too
+        own = number * (model.queries + model.attended)
+        forward = backward = Sent((c - 1) / c * (own + pair), 4 * (c - 1))
     recomputed = forward if plan.recompute == "full" else Sent(0, 0)
     return times(plan.micro_batches * most_layers(model, plan), together(forward, backward, recomputed))
 
 
 def expert_messages(model: Model, plan: Plan) -> Sent:
-    """Rows go to their experts and back, twice, with the even load that a balancing loss aims at. Counts go first."""
+    """Rows go to their experts and back, twice, with the even load that a balancing loss aims at. If experts are
+    dropless, counts go first; with a capacity, all places are sent.
+
+    Ranks of tp that have different experts each send their own tokens: a tp-th of them.
+    """
     if plan.ep == 1 or not model.experts:
         return Sent(0, 0)
-    rows = all_gather(model.active * stream_bytes(model, plan), plan.ep)  # an all-to-all keeps one part, too
-    counts = Sent(8 * model.experts * (1 - 1 / plan.ep), plan.ep - 1)
+    stream = rows_of_experts(model, plan) * stream_bytes(model, plan) / plan.folded
+    rows = all_gather(stream, plan.ep)  # an all-to-all keeps one part, too
+    counts = Sent(0, 0) if plan.capacity else Sent(8 * model.experts * (1 - 1 / plan.ep), plan.ep - 1)
     ways = 6 if plan.recompute == "full" else 4
+    if plan.fp8 and plan.once_per_node:  # on the way there, in both passes (arXiv:2412.19437, section 3.3.3)
+        ways *= 3 / 4
     layer = together(times(ways, rows), counts)
     return times(plan.micro_batches * most_layers(model, plan), layer)
 
@@ -118,15 +125,17 @@ def pipeline_messages(model: Model, plan: Plan) -> Sent:
 
 def shard_messages(model: Model, plan: Plan) -> Sent:
     """ZeRO, section 7. Stages 1 and 2: gradients are reduced to shards, new weights gathered. Stage 3: weights are
-    gathered for each pass. A unit is a block, and the rest. Experts are divided by ep first.
+    gathered for each pass. A unit is a block, and the rest. Experts are divided by ep first. cp's ranks divide the
+    state, too.
     """
-    n = plan.shard
+    n = plan.sharers
     if n == 1:
         return Sent(0, 0)
     dense, experts, rest = parts(model, plan, 0)
-    block = dense + (experts if n > plan.ep else 0)
     layers, m = most_layers(model, plan), plan.micro_batches
-    blocks, root = all_gather(block, n), all_gather(rest, n)
+    blocks, root = all_gather(dense, n), all_gather(rest, n)
+    if experts and plan.expert_sharers > 1:
+        blocks = together(blocks, all_gather(experts, int(plan.expert_sharers)))
     reduced = together(times(layers, blocks), root)
     if plan.zero < 3:
         return Sent((plan.bytes.gathered + plan.bytes.reduced) * reduced.bytes, 2 * reduced.messages)
@@ -142,14 +151,13 @@ def shard_messages(model: Model, plan: Plan) -> Sent:
 
 
 def replica_messages(model: Model, plan: Plan) -> Sent:
-    """Once per step, replicas sum their gradients; if these are sharded, each rank sums its own shard's. For the
-    weights, ranks that split a sequence are replicas, too. Experts have fewer: dp · shard / ep.
+    """Once per step, replicas sum their gradients; if these are sharded, each rank sums its own shard's. If nothing is
+    sharded, ranks that split a sequence are replicas, too. Experts have fewer.
     """
     layers = most_layers(model, plan)
     dense, experts, rest = parts(model, plan, 0)
-    gradients = (layers * dense + rest) * plan.bytes.reduced / plan.shard
+    gradients = (layers * dense + rest) * plan.bytes.reduced / plan.sharers
     buckets = max(1, math.ceil(gradients / BUCKET))
-    sent = times(buckets, all_reduce(gradients / buckets, plan.dp * plan.cp))
-    copies = (plan.dp if plan.shard > plan.ep else plan.replicas // plan.ep) * plan.cp
-    of_experts = layers * experts * plan.bytes.reduced / max(1, plan.shard / plan.ep)
-    return together(sent, all_reduce(of_experts, copies)) if experts else sent
+    sent = times(buckets, all_reduce(gradients / buckets, plan.copies))
+    of_experts = layers * experts * plan.bytes.reduced / plan.expert_sharers
+    return together(sent, all_reduce(of_experts, int(plan.expert_copies))) if experts else sent

@@ -116,7 +116,9 @@ def layouts(
         for shard in some(divisors(replicas), MOST_SHARDS) if "shard" in choose else [like.shard]:
             if replicas % shard == 0 and ("dp" in choose or replicas == shard * like.dp):
                 layout = replace(like, tp=tp, pp=pp, cp=cp, shard=shard, dp=replicas // shard)
-                eps = [1] if not model.experts else divisors(replicas) if "ep" in choose else [like.ep]
+                eps = [like.ep] if model.experts else [1]
+                if model.experts and "ep" in choose:
+                    eps = divisors(math.gcd(replicas * cp * layout.folded, model.experts))
                 for ep in eps:
                     yield replace(layout, ep=ep), ""
 
@@ -143,7 +145,7 @@ def shortest_piece(model: Model, plan: Plan, machine: Machine) -> float:
     """
     speed = machine.peak * machine.device_share
     bandwidth = link_of("cp", plan, machine).bandwidth * machine.link_share
-    return speed / bandwidth * model.keys / model.queries
+    return speed / bandwidth * (model.keys + model.values) / 2 / model.scored
 
 
 def divisors(number: int) -> list[int]:
@@ -190,7 +192,7 @@ def grown(model: Model, way: Plan, choose: Collection[str], machine: Machine) ->
 
 def ways(model: Model, layout: Plan, choose: Collection[str], machine: Machine) -> Iterator[Plan]:
     """Stages of ZeRO and schedules with their chunks; and the fastest way of context parallel to attend."""
-    zeros = ([1, 2, 3] if layout.pp > 1 else [1, 3]) if "zero" in choose and layout.shard > 1 else [layout.zero]
+    zeros = ([1, 2, 3] if layout.pp > 1 else [1, 3]) if "zero" in choose and layout.sharers > 1 else [layout.zero]
     schedules = [(layout.schedule, layout.chunks)]
     if layout.pp == 1:
         schedules = [("1f1b", 1)]
@@ -246,11 +248,12 @@ def judge(model: Model, plan: Plan, machine: Machine) -> Choice:
 
 def does_not_divide(model: Model, plan: Plan) -> str:
     """Why a layout is impossible: the first number that cannot be divided; "" if all can."""
+    ranks = plan.replicas * plan.cp * plan.folded
     cuts = [
         (model.heads, plan.tp, "heads", "tp"),
         (model.sequence, plan.cp * (plan.tp if plan.sequence_parallel != "off" else 1), "tokens", "cp and tp"),
         (plan.batch, plan.replicas, "sequences", "dp · shard"),
-        (plan.replicas, plan.ep, "data-parallel ranks", "ep"),
+        (ranks, plan.ep, "ranks of cp, shard and dp" if plan.folded == 1 else "ranks of a stage", "ep"),
         (model.experts, plan.ep, "experts", "ep"),
     ]
     for number, by, what, whom in cuts:
@@ -258,7 +261,7 @@ def does_not_divide(model: Model, plan: Plan) -> str:
             return f"divisibility: {number} {what} by {by} ({whom})"
     if plan.pp > model.layers:
         return f"divisibility: {model.layers} layers by {plan.pp} (stages)"
-    if plan.pp > 1 and plan.chunks > 1 and uneven(model, plan.pp * plan.chunks):
+    if plan.pp > 1 and plan.pp * plan.chunks > model.layers + 2:  # the first and the last may have none
         return f"divisibility: {model.layers} layers by {plan.pp * plan.chunks} (stages and chunks)"
     if plan.cp > 1 and plan.context == "ulysses" and model.heads % (plan.tp * plan.cp):
         return f"divisibility: {model.heads} heads by {plan.tp * plan.cp} (tp and cp)"

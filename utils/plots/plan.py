@@ -29,8 +29,16 @@ def spoken(plan: Plan) -> str:
     return f"{axes_in_words(plan)}, micro-batch {plan.micro_batch}{again}"
 
 
-def costs(found: Sequence[tuple[Plan, Costs, Costs]], machine: Machine, usable: float, title: str = "") -> Picture:
-    """For each plan its memory and its seconds, by kind, as bars; the line is what plans may hold of a device."""
+def costs(
+    found: Sequence[tuple[Plan, Costs, Costs]],
+    machine: Machine,
+    usable: float,
+    title: str = "",
+    spreads: Sequence[float] = (),
+) -> Picture:
+    """For each plan its memory and its seconds, by kind, as bars; the line is what plans may hold of a device.
+    `spreads` are the fractions of its time by which each plan may be off.
+    """
 
     def draw() -> "Figure":
         from matplotlib.figure import Figure
@@ -45,7 +53,10 @@ def costs(found: Sequence[tuple[Plan, Costs, Costs]], machine: Machine, usable: 
         left.text(limit, len(found) - 0.5, told, fontsize=7, rotation=90, ha="right", va="bottom", color="#d55e00")
         left.set(xlabel="GiB on a device", xlim=(0, 1.05 * has))
         bars(right, [seconds for _, _, seconds in found])
-        right.set(xlabel="seconds of a step")
+        right.set(xlabel="seconds of a step" + (", ± the error seen in published runs" if spreads else ""))
+        totals = [sum(seconds.values()) for _, _, seconds in found]
+        errors = [total * spread for total, spread in zip(totals, spreads, strict=False)]
+        right.errorbar(totals[: len(errors)], range(len(errors)), xerr=errors, fmt="none", ecolor="black", capsize=3)
         left.set_yticks(range(len(found)), [spoken(plan) for plan, _, _ in found], fontsize=8)
         left.invert_yaxis()
         return figure

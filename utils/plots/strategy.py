@@ -45,7 +45,7 @@ def beside_planner(
         bars[f"{name}: the planner's"] = {
             "computing": theirs["products"] + theirs["recompute"],
             **{kind: theirs[kind] for kind in ("tp", "ep", "pp", "cp", "bubble", "data")},
-            "not in yours": theirs["traffic"] + theirs["optimizer"],
+            "not in yours": theirs["traffic"] + theirs["launch"] + theirs["optimizer"],
         }
     return Picture(lambda: stacked(bars, 1.0, "seconds per step"))
 
@@ -235,12 +235,17 @@ def show(model: str, gpus: int, machine: str, batch: int) -> None:
 
 
 def table(model: Model, machine: Machine, good: Sequence[Any]) -> str:
-    """The plans as Markdown: axes, micro-batch, recomputing, memory, seconds, share of the peak."""
+    """The plans as Markdown: axes, micro-batch, recomputing, memory, seconds and their error, share of the peak."""
     from utils import costs
+    from utils.costs import published
 
-    lines = ["| | axes | at a time | recomputed | GB | s a step | of the peak |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | axes | at a time | recomputed | GB | s a step | ± | of the peak |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for number, choice in enumerate(good, start=1):
         plan, share = choice.plan, costs.share_of_peak(model, choice.plan, machine)
+        spread = published.band(model, plan, machine).spread
         held, took = sum(choice.memory.values()) / 1e9, sum(choice.seconds.values())
         told = (
             number,
@@ -249,6 +254,7 @@ def table(model: Model, machine: Machine, good: Sequence[Any]) -> str:
             plan.recompute,
             f"{held:.1f}",
             f"{took:.3g}",
+            f"{spread:.0%}",
             f"{100 * share:.0f}%",
         )
         lines.append("| " + " | ".join(map(str, told)) + " |")

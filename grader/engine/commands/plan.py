@@ -18,7 +18,7 @@ from grader.engine.lesson.progress import right
 
 if TYPE_CHECKING:
     from grader.engine.commands.planned import Training
-    from utils.plan import Machine, Plan
+    from utils.plan import Machine, Model, Plan
 
 MOST = 10_000_000  # devices
 ENDINGS = (".png", ".svg", ".csv", ".json")
@@ -67,18 +67,21 @@ def plan(
         ),
     ] = "",
     precision: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="mixed, sharded, megatron, deepspeed, float32-gradients or float32",
-            show_default="mixed; on CPUs float32",
-        ),
+        str, typer.Option(metavar="NAME", help="mixed, sharded, megatron, float8, …  [default: mixed; on CPUs float32]")
     ] = "",
     compiled: Annotated[
         bool, typer.Option("--compile", help="fuse all operations except matrix products, as torch.compile does")
     ] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="compute the blocks' matrix products in 8 bits")] = False,
     async_tp: Annotated[bool, typer.Option("--async-tp", help="overlap tensor-parallel messages and products")] = False,
+    attention: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="flash2 (torch's); tuned: for the chip (cuDNN, FlashAttention-3); unfused"),
+    ] = "flash2",
+    capacity: Annotated[
+        float, typer.Option(metavar="X", help="rows of an expert, as a multiple of the mean  [default: dropless]")
+    ] = 0.0,
+    overlap_ep: Annotated[bool, typer.Option("--overlap-ep", help="overlap experts' messages and computing")] = False,
     best: Annotated[int, typer.Option(metavar="N", help="number of plans to show")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="show each rejected plan, too")] = False,
     out: Annotated[
@@ -95,20 +98,15 @@ def plan(
 
     if best < 1:
         fail(f"--best {best}: at least one")
-    if out and out.suffix not in ENDINGS:
-        fail(f"--out {out}: the name must end in one of {', '.join(ENDINGS)}")
-    if out and not out.absolute().parent.is_dir():
-        fail(f"--out {out}: there is no folder {out.parent}")
-    if out and out.is_dir():
-        fail(f"--out {out}: that is a folder")
-    if out and not os.access(out if out.exists() else out.parent, os.W_OK):  # before the table, not after it
-        fail(f"--out {out}: it cannot be written here")
+    if out:
+        refuse_unwritable(out)
     settled = settings_of(check)
     if gpus is None and settled:
         gpus = math.prod(settled.get(axis, 1) for axis in ("dp", "shard", "tp", "pp", "cp"))
     training = described(model, machine, gpus, batch, sequence, tokens, precision)
     like = with_schedule(training.like, schedule)
-    training = replace(training, like=replace(like, compiled=compiled, fp8=fp8, overlap_tp=async_tp))
+    like = replace(like, compiled=compiled, fp8=fp8, overlap_tp=async_tp)
+    training = replace(training, like=with_experts(like, training.model, attention, capacity, overlap_ep))
     if fp8 and not training.machine.peak_fp8:
         fail(f"--fp8: {training.machine.name} cannot compute in 8 bits")
     one = plan_of(training, settled) if settled else None
@@ -130,6 +128,18 @@ def plan(
 
 
 # What is asked for
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Before the table, not after it."""
+    if out.suffix not in ENDINGS:
+        fail(f"--out {out}: the name must end in one of {', '.join(ENDINGS)}")
+    if not out.absolute().parent.is_dir():
+        fail(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        fail(f"--out {out}: that is a folder")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        fail(f"--out {out}: it cannot be written here")
 
 
 def described(
@@ -187,6 +197,19 @@ def with_schedule(like: "Plan", schedule: str) -> "Plan":
     return replace(like, schedule=schedule or "1f1b")
 
 
+def with_experts(like: "Plan", model: "Model", attention: str, capacity: float, overlap_ep: bool) -> "Plan":
+    """The kernel of attention, and what only a mixture of experts has."""
+    from utils.plan import ATTENTIONS
+
+    if attention not in ATTENTIONS:
+        fail(f"--attention {attention}: there are {', '.join(ATTENTIONS)}")
+    if not (capacity == 0 or 1 <= capacity <= 1000):
+        fail(f"--capacity {capacity:g}: 1 or more times the mean")
+    if (capacity or overlap_ep) and not model.experts:
+        fail(f"--{'capacity' if capacity else 'overlap-ep'}: this model has no experts")
+    return replace(like, attention=attention, capacity=capacity, overlap_ep=overlap_ep)
+
+
 def settings_of(check: str) -> dict[str, int | str]:
     """Parse dp=64,tp=8 into validated numbers and words."""
     found: dict[str, int | str] = {}
@@ -199,8 +222,9 @@ def settings_of(check: str) -> dict[str, int | str]:
         if name in WORDS:
             found[name] = value
         elif name in SETTLED:
-            if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= MOST):
-                fail(f"--check {check}: {name} is {value!r}, and must be a number from 1 to {MOST:,}")
+            least = 0 if name == "zero" else 1
+            if not (value.isascii() and value.isdecimal() and least <= int(value) <= MOST):
+                fail(f"--check {check}: {name} is {value!r}, and must be a number from {least} to {MOST:,}")
             found[name] = int(value)
         else:
             fail(f"--check {check}: no setting {name!r}; there are {', '.join((*SETTLED, *WORDS))}")
@@ -219,7 +243,7 @@ def plan_of(training: "Training", settled: dict[str, int | str]) -> "Plan":
         if settled.get(name, words[0]) not in words:
             fail(f"--check: {name} is {settled[name]!r}; there are {', '.join(words)}")
     if settled.get("zero", 1) > 3:
-        fail(f"--check: zero is {settled['zero']}; there are 1, 2, 3")
+        fail(f"--check: zero is {settled['zero']}; there are 0 (copies), 1, 2, 3")
     plan = replace(training.like, **settled)
     if settled.get("chunks", 1) > 1 and "schedule" not in settled:
         plan = replace(plan, schedule="interleaved")

@@ -46,9 +46,11 @@ def introduce(training: Training) -> None:
     model, machine, like = training.model, training.machine, training.like
     nodes = -(-training.gpus // machine.node)
     how = [like.precision, *(word for word, on in (("compiled", like.compiled), ("fp8", like.fp8)) if on)]
+    active = f" ({costs.active_parameters(model) / 1e9:.2f} for each token)" if model.experts else ""
     say(
-        f"{escape(training.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters, {model.sequence:,} tokens"
-        f" per sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node}; {', '.join(how)}"
+        f"{escape(training.title)}: {costs.parameters(model) / 1e9:.2f} billion parameters{active},"
+        f" {model.sequence:,} tokens per sequence; {nodes:,} node{'s' if nodes > 1 else ''} of {machine.node};"
+        f" {', '.join(how)}"
     )
     usable, shares = costs.USABLE * machine.memory, (machine.device_share, machine.memory_share, machine.link_share)
     reached = (
@@ -70,7 +72,7 @@ def tell(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice]
         tell_of_roomy(training, found, shown)
         if training.tokens:
             tell_of_training(training, shown[0])
-        tell_of_errors(training, shown[0])
+        tell_of_errors(training, shown)
     misses = [choice for choice in found if choice.rejected]
     say(told_of_rejected(misses, len(found)))
     if rejected:
@@ -86,16 +88,18 @@ def show(training: Training, choices: "Sequence[Choice]") -> None:
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("axes", min_width=11)
     table.add_column("settings", min_width=11)
-    for name in ("GiB", "s a step", "tokens/s", "of peak"):
+    for name in ("GiB", "s a step", "±", "tokens/s", "of peak"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("beside products", min_width=12)
+    equal = ties(training, choices)
     for number, choice in enumerate(choices, start=1):
         table.add_row(
-            str(number),
+            "1=" if 1 < equal >= number else str(number),
             axes_in_words(choice.plan),
             settings_in_words(choice.plan),
             f"{choice.held / GIB:.1f}",
             f"{choice.step:.3g}",
+            f"{published.band(training.model, choice.plan, training.machine).spread:.0%}",
             f"{training.batch * training.model.sequence / choice.step:,.0f}",
             f"{costs.share_of_peak(training.model, choice.plan, training.machine):.0%}",
             beside_products(choice.seconds),
@@ -103,9 +107,17 @@ def show(training: Training, choices: "Sequence[Choice]") -> None:
     console.print(table, soft_wrap=False)
 
 
+def ties(training: Training, choices: "Sequence[Choice]") -> int:
+    """How many of these plans, the fastest first, may be as fast as the first one."""
+    spreads = [published.band(training.model, choice.plan, training.machine).spread for choice in choices]
+    first = choices[0]
+    equal = [published.tied(first.step, spreads[0], choice.step, spread) for choice, spread in zip(choices, spreads)]
+    return equal.index(False) if False in equal else len(equal)
+
+
 def settings_in_words(plan: "Plan") -> str:
     """The micro-batch, ZeRO's stage, the pipeline's schedule, the kind of context parallel, and recomputation."""
-    words = [f"{plan.micro_batch} at a time", *([f"ZeRO-{plan.zero}"] if plan.shard > 1 else [])]
+    words = [f"{plan.micro_batch} at a time", *([f"ZeRO-{plan.zero}"] if plan.sharers > 1 else [])]
     if plan.pp > 1:
         words.append(f"{plan.schedule} × {plan.chunks}" if plan.chunks > 1 else plan.schedule)
     if plan.cp > 1:
@@ -153,20 +165,20 @@ def tell_of_training(training: Training, choice: "Choice") -> None:
     )
 
 
-def tell_of_errors(training: Training, choice: "Choice") -> None:
-    """How well the planner predicted published runs on such devices, and what follows for a plan."""
-    families = published.families_of(training.machine)
-    low, high = published.span(choice.step, families)
-    say(f"With the error seen in published runs, {choice.step:.3g} s means {low:.3g} to {high:.3g} s.")
-    if families[0].name == "others":
-        say(
-            f"[dim]The table has no run on {training.machine.chip or 'such devices'}. For other devices, predicted /"
-            " published:[/]"
+def tell_of_errors(training: Training, choices: "Sequence[Choice]") -> None:
+    """How well the planner predicted unseen runs of each kind, and which plans are therefore a tie."""
+    first = published.band(training.model, choices[0].plan, training.machine)
+    low, high = (choices[0].step * (1 + way * first.spread) for way in (-1, 1))
+    say(f"{choices[0].step:.3g} s {first.told()}: {low:.3g} to {high:.3g} s. Four of five such runs were that close.")
+    if len(choices) > 1:
+        equal = ties(training, choices)
+        of_all = (
+            f"the first {equal} are a tie: their times ± error overlap" if equal > 1 else "the first is the fastest"
         )
-    else:
-        say("[dim]Predicted / published time, for runs on such devices:[/]")
-    for family in families:
-        say(f"[dim]  {family.summary()}[/]")
+        say(f"Of these plans, {of_all}.")
+    others = [published.band(training.model, choice.plan, training.machine) for choice in choices[1:]]
+    for family in dict.fromkeys(family for family in others if family != first):
+        say(f"[dim]Other plans: {family.told()}.[/]")
 
 
 def told_of_rejected(choices: "Sequence[Choice]", total: int) -> str:
@@ -202,7 +214,7 @@ def one(training: Training, plan: "Plan") -> int:
         say(f"{training.batch * training.model.sequence / choice.step:,.0f} tokens/s; {share:.0%} of the peak")
         if training.tokens:
             tell_of_training(training, choice)
-        tell_of_errors(training, choice)
+        tell_of_errors(training, [choice])
     return 1 if choice.rejected else 0
 
 
@@ -215,8 +227,9 @@ def write(training: Training, found: "Sequence[Choice]", shown: "Sequence[Choice
             return False
         from utils.plots import plan as plots
 
+        spreads = [published.band(training.model, choice.plan, training.machine).spread for choice in shown]
         shown = [choice[:1] + choice[2:] for choice in shown]
-        drawn = plots.costs(shown, training.machine, costs.USABLE, training.title)
+        drawn = plots.costs(shown, training.machine, costs.USABLE, training.title, spreads)
         file.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(file)
         return True
@@ -234,7 +247,9 @@ def described(training: Training, choice: "Choice") -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(choice.plan, name) for name in SETTINGS}
     fields |= {"rejected": choice.rejected, "memory, B": choice.memory, "seconds": choice.seconds}
     if choice.seconds:
+        found = published.band(training.model, choice.plan, training.machine)
         fields["tokens/s"] = training.batch * training.model.sequence / choice.step
+        fields["error of the time"] = {"±": found.spread, "runs": len(found.ratios), "kind": found.name}
     return fields
 
 
@@ -244,9 +259,10 @@ def write_csv(training: Training, choices: "Sequence[Choice]", file: Path) -> No
     with written_whole(file) as part, part.open("w", newline="", encoding="utf-8") as opened:
         rows = csv.writer(opened)
         kinds = (*(f"{kind}, B" for kind in bytes_of), *(f"{kind}, s" for kind in seconds_of))
-        rows.writerow([*SETTINGS, "rejected", "tokens/s", *kinds])
+        rows.writerow([*SETTINGS, "rejected", "tokens/s", "±", *kinds])
         for choice in choices:
             speed = training.batch * training.model.sequence / choice.step if choice.seconds else ""
+            error = published.band(training.model, choice.plan, training.machine).spread if choice.seconds else ""
             costs = [*(choice.memory.get(kind, "") for kind in bytes_of)]
             costs += [choice.seconds.get(kind, "") for kind in seconds_of]
-            rows.writerow([*(getattr(choice.plan, name) for name in SETTINGS), choice.rejected, speed, *costs])
+            rows.writerow([*(getattr(choice.plan, name) for name in SETTINGS), choice.rejected, speed, error, *costs])
