@@ -132,7 +132,7 @@ def main() -> None:
                 f"{ratio:.2f}",
                 f"{run.held / GIB:.1f}" if run.held else "",
                 f"{held / GIB:.1f}",
-                str(rank(run) or "-") if run.source != "llm-foundry" else "",
+                str(rank(run) or "-") if run.source not in ("llm-foundry", CSV) else "",
             )
         console.print(table)
 
