@@ -166,10 +166,8 @@ def test_what_is_missing_is_told_in_one_line(cluster, course, where, env, words)
 
 def test_run_submits_and_follows(cluster, course, serial):
     """`./workbook run --nodes`: the command it prints, the job's output, the job's exit code."""
-    env = {
-        **course.environment(WORKBOOK_PYTHON=sys.executable),
-        "SLURM_CONF": cluster.env["SLURM_CONF"],
-    }  # without an account: this Slurm wants none
+    # Without an account: this Slurm wants none.
+    env = course.environment(WORKBOOK_PYTHON=sys.executable) | {"SLURM_CONF": cluster.env["SLURM_CONF"]}
     done = subprocess.run(
         course.command(
             "run", "ddp_training", "--nodes", "2", "--batch", "--gres=gpu:1 --cpus-per-task=2", "--", *SMALL

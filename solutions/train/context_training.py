@@ -467,14 +467,12 @@ def main(argv: list[str] | None = None) -> None:
 
     with torch.device("meta"):  # no memory yet
         model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
-    config = model.config  # its sizes, which every checkpoint carries
-    model = parallelize(model, mesh, args)
+    config, model = model.config, parallelize(model, mesh, args)  # its sizes, which every checkpoint carries
     check_chunks(model)
     first_weights(model, device, args)
     optimizer = make_optimizer(model, args)
 
-    # The state of the run: steps done; of this epoch so far the mean loss and the number of targets; the lowest validation
-    # loss; and what must match.
+    # Steps done; of this epoch so far the mean loss and the number of targets; lowest validation loss; what must match.
     position = {"step": 0, "loss": 0.0, "targets": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
     if args.resume:
         args.resume = to_resume(args, model)
@@ -492,8 +490,7 @@ def main(argv: list[str] | None = None) -> None:
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
             batches = islice(train_loader, done, done + total_steps - position["step"])
-            if not done:
-                position |= {"loss": 0.0, "targets": 0.0}
+            position |= {} if done else {"loss": 0.0, "targets": 0.0}
             train_loss = train_epoch(model, batches, optimizer, eos, mesh, device, args, metrics, epoch, position)
             done = 0
             validation_loss = evaluate(model, validation_loader, eos, mesh, device, args)
