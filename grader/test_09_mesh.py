@@ -244,7 +244,7 @@ def test_todo1_orders(student):
 
 
 def check_best(asked, seen):
-    """best_order's answers, of which several may be the best."""
+    """best_order's answers: any order that sends the fewest bytes is right."""
     for (sizes, sent, node), found in zip(asked, seen, strict=True):
         told = f"{spoken(sizes)}, {node} ranks per node, sending {sent}"
         counts = {tuple(order): crossing(order, sent, node) for order in all_orders(sizes)}
