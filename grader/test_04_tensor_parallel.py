@@ -34,8 +34,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from grader.kit import (
     PARTED,
@@ -60,6 +58,7 @@ from grader.kit import (
     todo,
 )
 from utils.data import IGNORE
+from utils.private import TorchDispatchMode, tree_leaves
 from utils.memory import Storages
 from utils.model import MLP, Attention, TransformerLM
 

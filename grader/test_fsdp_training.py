@@ -30,6 +30,7 @@ from grader.kit import (
     SAME_WEIGHTS,
     TINY,
     Peak,
+    Since,
     Wrong,
     cases,
     check_checkpoint,
@@ -65,6 +66,7 @@ from grader.kit import (
     training,
 )
 from utils.data import ShardSampler, Windows
+from utils.releases import AVERAGES_SINCE
 from utils.model import TransformerLM
 
 BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomputing, checkpoints that change shape"
@@ -75,6 +77,7 @@ BUILDS = "FSDP2: grids of ranks, sharded blocks, first weights, bfloat16, recomp
 SIZES = TINY | {"n_layers": 2}
 DEEP = SIZES | {"n_layers": 5}  # where a few tensors are a small part
 STRATEGIES = ("none", "grad", "full", "hybrid")
+AVERAGES = Since(*AVERAGES_SINCE, on_cpus=True)
 
 
 def grid(strategy, world):
@@ -337,6 +340,7 @@ def held_by_one(shapes, shards):
 
 @todo(
     3,
+    since=AVERAGES,
     minutes=10,
     why=(
         "This is where the memory is saved. A wrapper that shards nothing trains just as well, and nothing looks"
@@ -878,6 +882,7 @@ def own_norm(model):
 
 @todo(
     6,
+    since=AVERAGES,
     minutes=10,
     further=True,
     why=(
@@ -958,6 +963,7 @@ def precision_on_rank(code, rank, world, seed):
 
 @todo(
     7,
+    since=AVERAGES,
     minutes=10,
     further=True,
     why=(

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from grader.kit import (
+    Since,
     EXACT,
     Fault,
     Peak,
@@ -75,6 +76,8 @@ from grader.kit import (
 )
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
+from utils.pipeline_flags import SCHEDULES_SINCE
+from utils.releases import AVERAGES_SINCE
 
 BUILDS = "four axes at once: pipeline, copies, shards and tensor parallel on one mesh; one checkpoint for all shapes"
 
@@ -606,7 +609,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
         for _ in range(2):
             mark()
             layers.zero_grad()
-            schedule.step(x, target=y, return_outputs=False)
+            schedule.step(x, target=y)
         found = {"held": held, "grads": gradients(layers)}
         mark()
         if short:
@@ -644,6 +647,7 @@ def by_data(student, shape, *purpose):
 
 @todo(
     4,
+    since=Since(*AVERAGES_SINCE, on_cpus=True),
     minutes=15,
     why=(
         "Copies send the gradients of one shard, once a step; shards send all weights and all gradients. So "
@@ -1120,6 +1124,7 @@ def counted_wrongly(length, shape, sizes):
 
 @todo(
     9,
+    since=Since(*SCHEDULES_SINCE),
     minutes=15,
     further=True,
     why=(

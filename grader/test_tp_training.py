@@ -19,6 +19,7 @@ from fnmatch import fnmatch
 import torch
 
 from grader.kit import (
+    Since,
     EXACT,
     SAME_WEIGHTS,
     Private,
@@ -59,6 +60,7 @@ from grader.kit import (
 )
 from utils.data import IGNORE, Windows
 from utils.model import Block
+from utils.releases import CUT_TWICE_SINCE
 
 BUILDS = "DTensor's plans, FSDP over the other axis; a model that one device cannot hold"
 
@@ -873,6 +875,7 @@ def test_todo5_positions(student):
 
 @todo(
     6,
+    since=Since(*CUT_TWICE_SINCE),
     minutes=15,
     further=True,
     needs=(1, 2, 3, 4, 5),

@@ -33,7 +33,7 @@ def machine(monkeypatch):
     """Lets torch say that there are GPUs, and an NCCL. The choice asks nothing else."""
 
     def has(gpus: int, version: tuple[int, ...] = NEW, visible: str | None = None) -> None:
-        monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(nccl, "version", lambda: version)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -208,7 +208,7 @@ return "none" if most == resource.RLIM_INFINITY else most - now"""
 
 
 # What is lacking: a torch for CUDA, as PyPI has it for Linux, finds no GPU; another one has no NCCL.
-LACKING = "--backend nccl: torch sees no GPU here" if torch.cuda._is_compiled() else "--backend nccl: this torch"
+LACKING = "--backend nccl: torch sees no GPU here" if torch.backends.cuda.is_built() else "--backend nccl: this torch"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")

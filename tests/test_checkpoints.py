@@ -23,7 +23,7 @@ from grader.engine.ranks.evidence import whole
 from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pickles import Values
+from utils.pickles import Values, described
 
 SCRIPT = "solutions/train/tp_training.py"
 # Each checkpoint has some 20 MB, so that a kill finds a save under way.
@@ -273,3 +273,38 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path, capsys, where):
     ran.unlink(missing_ok=True)
     assert "it holds more than tensors and plain values" in refusal(capsys, out / "step-3")
     assert not ran.exists()
+
+
+def test_an_older_torch_reads_what_2_15_wrote(saved, monkeypatch):
+    """2.15 pickles a sixth property of each tensor, its strides; 2.13 and 2.14 unpack five."""
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
+    metadata = pickle.loads((saved / ".metadata").read_bytes())
+    plain = TensorProperties.__setstate__
+
+    def of_2_14(properties, state):
+        dtype, layout, requires_grad, memory_format, pin_memory = state
+        plain(properties, state)
+
+    of_2_14.__name__ = "__setstate__"
+    state = TensorProperties.__getstate__
+    fields = {name: field for name, field in TensorProperties.__dataclass_fields__.items() if name != "strides"}
+    monkeypatch.setattr(TensorProperties, "__dataclass_fields__", fields)
+    monkeypatch.setattr(TensorProperties, "__setstate__", of_2_14)
+    monkeypatch.setattr(TensorProperties, "__getstate__", lambda properties: (*state(properties)[:5], (1,)))
+    index = saved / ".metadata"
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match="too many values"):
+        Values(index.open("rb")).load()
+    assert described(saved)
+
+
+def test_what_cannot_be_read_names_both_versions(saved, capsys, monkeypatch):
+    contents = json.loads((saved / CONTENTS).read_text())
+    assert contents["torch"] == torch.__version__
+    index = saved / ".metadata"
+    index.write_bytes(index.read_bytes()[:-40] + b"." * 40)  # as many bytes, and no pickle
+    (saved / CONTENTS).write_text(json.dumps(contents | {"torch": "9.1.0"}))
+    said = refusal(capsys, saved)
+    assert f"torch 9.1.0 wrote it, and torch {torch.__version__}, which runs here, cannot read it" in said
+    assert "more than tensors" not in said

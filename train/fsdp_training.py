@@ -66,7 +66,7 @@ from utils.arguments import given, training_parser, whole
 from utils.checkpoints import saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
-from utils.distributed import cleanup, fail, print0, save0, set_batch_size
+from utils.distributed import check_averages, cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -286,6 +286,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
+    check_averages(device)
     set_batch_size(args, world_size)
     mesh = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)

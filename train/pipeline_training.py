@@ -90,7 +90,7 @@ from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline_flags import add_pipeline_flags, by_number, check_pipeline, stages_a_rank
+from utils.pipeline_flags import add_pipeline_flags, by_number, check_pipeline, check_schedules, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 
@@ -386,6 +386,7 @@ def save_checkpoint(
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
+    check_schedules()
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import psutil
 
+from utils import releases
+
 # What --size stands for. laptop: a step of about a second on one core. gpu: 136 million parameters; a step keeps an
 # A100 busy for some 0.2 s in bfloat16, so that four of them have something to divide, and fits its 40 GB. node: 2.7
 # billion; weights, gradients and AdamW's state are 43 GB, so one A100 of 40 GB cannot hold them, and four can.
@@ -68,6 +70,7 @@ def training_parser(name: str) -> Parser:
     Args:
         name: of the script without .py; runs/name is where it writes.
     """
+    releases.check()
     parser = Parser(prog=f"{name}.py", formatter_class=Formatter)
     add = parser.add_argument
     add(

@@ -1,8 +1,9 @@
 """Reads a trained model back; writes sharded checkpoints, each complete or absent, and each with the name of its run.
 
 A sharded checkpoint is a folder written by torch.distributed.checkpoint: a part for each rank, and an index. To these,
-`saved_whole` adds `checkpoint.json`: the run, and every file's size. Each part ends with the checkpoint's own name,
-after the last tensor, where nothing is read: this distinguishes it from another run's part with the same name and size.
+`saved_whole` adds `checkpoint.json`: the run, the torch that wrote it, and every file's size. Each part ends with the
+checkpoint's own name, after the last tensor, where nothing is read: this distinguishes it from another run's part with
+the same name and size.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils import pickles, run_folder
+from utils import pickles, private, releases, run_folder
 from utils.distributed import fail, from_rank0, is_rank0, print0
 from utils.model import TransformerLM
 
@@ -114,6 +115,7 @@ def seal(folder: Path, step: int, name: str) -> None:
         "step": step,
         "saved": time.time(),
         "run": run_folder.identity(folder.parent),
+        "torch": torch.__version__,
         "files": {path.name: path.stat().st_size for path in folder.iterdir()},
     }
     with (folder / CONTENTS).open("w", encoding="utf-8") as file:
@@ -197,8 +199,15 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
     """Stop with one line unless `folder` is a sharded checkpoint that fits this model and this optimizer."""
     try:
         saved = pickles.described(folder)
+    except pickles.MoreThanValues as problem:
+        fail(f"--resume {folder}: it holds more than tensors and plain values ({problem})")
     except ValueError as problem:
-        fail(f"--resume {folder}: {problem}")
+        writer, here = contents_of(folder).get("torch"), torch.__version__
+        fail(
+            f"--resume {folder}: "
+            + (f"torch {writer} wrote it, and torch {here}, which runs here," if writer else f"torch {here}")
+            + f" cannot read it ({problem})"
+        )
     for name, parameter in model.named_parameters():
         name = name.replace("_checkpoint_wrapped_module.", "")  # prefix of a block that is recomputed
         found = [entry for key, entry in saved.items() if key.endswith(f".{name}")]
@@ -218,16 +227,16 @@ def check_chunks(own: nn.Module) -> None:
     wrong offsets: "currently, we cannot handle strided sharding if the dp dimension is not even"
     (torch/distributed/_state_dict_utils.py). Then first weights cannot be distributed, and dcp.save fails hours later.
     """
-    from torch.distributed.tensor import DTensor  # imported here: they take a second, and only this function needs them
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor import DTensor  # imported here: it takes a second, and only this function needs it
 
     lost = None
     for name, p in own.named_parameters():
         if isinstance(p, DTensor):
-            told, _ = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
-            if tuple(told) != tuple(p.to_local().shape):
+            if private.told_shape(p) != tuple(p.to_local().shape):
                 cuts = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
                 lost = name, len(p), cuts
+            elif any(map(private.is_strided, p.placements)) and (lacking := releases.lacks(*releases.CUT_TWICE_SINCE)):
+                fail(lacking)  # on all ranks alike
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, lost)
     for name, rows, cuts in filter(None, found):

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from utils.distributed import let_gloo_rest
 from utils.memory import Peak, Storages, by_kind, settled, storages_of
+from utils.private import tree_leaves
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+from utils import private, releases
 from utils.interfaces import GLOO, NAMES, addresses, stay_here, unknown
 from utils.whole import written_whole
 
@@ -124,7 +125,7 @@ def from_rank0(text: str) -> str:
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return text
-    store = dist.PrefixStore("from rank 0", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("from rank 0", private.default_store())
     call = store.add(f"calls of {dist.get_rank()}", 1)
     if dist.get_rank() == 0:
         store.set(f"text {call}", text)
@@ -174,6 +175,12 @@ def check_interfaces(on_gpu: bool) -> None:
     for name in NAMES if on_gpu else (GLOO,):
         if launched().world_size > 1 and (wrong := unknown(name, os.environ.get(name, "^"), addresses())):
             refuse(f"{socket.gethostname()}: {wrong}: name one of these, or unset {name}")
+
+
+def check_averages(device: torch.device) -> None:
+    """Stop with one line where fully_shard would add the ranks' gradients up, not average them."""
+    if device.type == "cpu" and dist.get_world_size() > 1 and (lacking := releases.lacks(*releases.AVERAGES_SINCE)):
+        fail(lacking)
 
 
 def check_alone(script: str, instead: str) -> None:

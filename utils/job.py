@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils import nccl
+from utils import nccl, private
 from utils.data import corpus_name
 from utils.distributed import check_interfaces, launch_environment, print0, refuse
 from utils.products import has_units
@@ -26,6 +26,7 @@ def prepare(args: argparse.Namespace) -> None:
     which looks at the environment once.
     """
     end_with_starter()
+    private.read_newer_indices()
     with suppress(AttributeError):  # in a notebook it is not a file
         sys.stdout.reconfigure(line_buffering=True)  # in a batch job's file, each line is there at once
     if args.device == "cpu":

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
+from utils import private
 from utils.distributed import let_gloo_rest
+from utils.private import TorchDispatchMode, is_traceable_wrapper_subclass, tree_leaves
 
 Found = TypeVar("Found")
 
@@ -74,7 +74,7 @@ class Storages(TorchDispatchMode):
         """The bytes of each storage that is alive and not empty, by an address of it."""
         found = {}
         for ref in list(self.noted):
-            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            storage = private.storage_of(ref)
             if storage is None:
                 del self.noted[ref]
             else:

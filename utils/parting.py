@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+
+from utils import private
 
 LISTEN = 0.2  # seconds from one look at the others to the next
 PARTING = timedelta(seconds=60)  # the longest that a rank waits until all know that the job is over; most take none
@@ -64,7 +65,7 @@ def open_line() -> dist.Store | None:
     """What all ranks can write to and read from; each call opens a new one. None without a group of several."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    return dist.PrefixStore("parting", _get_default_store().clone())
+    return dist.PrefixStore("parting", private.default_store().clone())
 
 
 def leave(line: dist.Store) -> NoReturn:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from utils import private
+
 NAMES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -36,11 +38,14 @@ def member(kind: Any, name: Any) -> Any:
     """In place of getattr, by which some versions of Python 3.11 pickle a member of an enumeration: 3.11.2 does, 3.11.7
     does not. Nothing else may be had by it.
     """
-    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as ENCODING
+    formats = private.memory_formats()
+    if kind is not formats or name not in formats.__members__:
+        raise MoreThanValues("it asks builtins.getattr for more than a tensor's memory format")
+    return formats[name]
 
-    if kind is not ENCODING or name not in ENCODING.__members__:
-        raise pickle.UnpicklingError("it asks builtins.getattr for more than a tensor's memory format")
-    return ENCODING[name]
+
+class MoreThanValues(pickle.UnpicklingError):
+    """A pickle names what is neither a tensor nor a plain value, and could run."""
 
 
 class Values(pickle.Unpickler):
@@ -51,7 +56,7 @@ class Values(pickle.Unpickler):
             return member
         known = name in NAMES.get(module, ()) or (module == "torch" and type(getattr(torch, name, None)) is torch.dtype)
         if not known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise MoreThanValues(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
@@ -59,22 +64,37 @@ def described(folder: Path) -> dict[str, Any]:
     """What a sharded checkpoint's `.metadata` says about its entries: name -> sizes of a tensor, or nothing of them.
 
     Raises:
-        ValueError: the checkpoint holds something other than tensors and plain values.
+        MoreThanValues: the checkpoint holds something other than tensors and plain values.
+        ValueError: it cannot be read, with the reason: it is cut, say, or a newer torch has written it.
     """
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata  # here: it takes a second
 
+    private.read_newer_indices()
     try:
         with (folder / ".metadata").open("rb") as file:
             metadata = Values(file).load()
         entries, places = metadata.state_dict_metadata, metadata.storage_data
         for index, place in places.items():
             if Path(place.relative_path).name != place.relative_path:
-                raise ValueError("it reads files elsewhere")
+                raise MoreThanValues("it reads files elsewhere")
             if isinstance(entries[index.fqn], BytesStorageMetadata):
                 with (folder / place.relative_path).open("rb") as file:
                     file.seek(place.offset)
-                    torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
+                    check_value(file.read(place.length))
+    except MoreThanValues:
+        raise
     except Exception as problem:  # in a file from elsewhere, anything may be wrong
-        what = str(problem).strip().splitlines()[:1] or [type(problem).__name__]
-        raise ValueError(f"it holds more than tensors and plain values ({what[0][:200]})") from None
+        raise ValueError(first_line(problem)) from None
     return entries
+
+
+def check_value(content: bytes) -> None:
+    """Raise MoreThanValues unless a file of torch.save holds tensors and plain values only."""
+    try:
+        torch.load(io.BytesIO(content), weights_only=True)
+    except pickle.UnpicklingError as problem:
+        raise MoreThanValues(first_line(problem)) from None
+
+
+def first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines()[:1] or [type(problem).__name__])[0][:200]

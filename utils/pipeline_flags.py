@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils import releases
 from utils.arguments import whole
 from utils.distributed import fail, set_batch_size
 
+# `eval` has come with 2.9, `return_outputs` with 2.10.
+SCHEDULES_SINCE = ("2.10", "a pipeline's schedule that evaluates and keeps no outputs")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
@@ -19,6 +22,12 @@ def add_pipeline_flags(parser: argparse.ArgumentParser) -> None:
     add("--pp", type=whole(0), default=0, help="ranks in a pipeline; 0: all. Several pipelines divide the batch")
     add("--schedule", choices=SCHEDULES, default="1f1b", help="order of the work; interleaved has two stages per rank")
     add("--microbatches", type=whole(1), default=6, help="micro-batches in a pipeline's part of the batch")
+
+
+def check_schedules() -> None:
+    """Stop with one line where torch's schedules lack what the scripts call."""
+    if lacking := releases.lacks(*SCHEDULES_SINCE):
+        fail(lacking)
 
 
 def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
@@ -42,6 +51,8 @@ def check_pipeline(args: argparse.Namespace, ranks: int) -> None:
         )
     if m < p and args.schedule != "gpipe":
         fail(f"--schedule {args.schedule} with --pp {p} needs --microbatches {p} or more, not {m}")
+    if m < p and (lacking := releases.lacks("2.11", f"--schedule gpipe with --pp {p} and only {m} micro-batches")):
+        fail(lacking)
     if m >= p and m % (m // p) and args.schedule in ("interleaved", "zero-bubble"):
         fail(f"--schedule {args.schedule} with --pp {p}: take a multiple of {p} for --microbatches, not {m}")
     if args.schedule == "zero-bubble" and not splits_backward():

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils import private
+
 
 def cpu_units() -> str:
     """This processor's instructions for products in bfloat16; "" if it has none, or torch does not use them.
@@ -21,11 +23,11 @@ def cpu_units() -> str:
     On x86, oneDNN's own answer does not help: it accepts bfloat16 wherever there is AVX-512, and then converts number
     by number, at a third of float32's speed.
     """
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not private.onednn_takes_bfloat16():
         return ""
-    if torch.cpu._is_amx_tile_supported():
+    if private.has_amx():
         return "AMX"
-    if torch.cpu._is_avx512_bf16_supported():
+    if private.has_avx512_bf16():
         return "AVX512_BF16"
     return "bf16" if platform.machine() in ("aarch64", "arm64") else ""
 

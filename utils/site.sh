@@ -23,7 +23,7 @@
 case "${SYSTEMNAME:-${PBS_O_HOST:-}}" in
     jureca* | juwels* | jusuf*)
         # The "i" and ib0: pytorch/pytorch#73656, and gitlab.jsc.fz-juelich.de's torchrun_jsc. The stage is that of
-        # 2026 in public job files; the centre's own PyTorch in it is 2.9, too old, so .venv has torch.
+        # 2026 in public job files; the centre's own PyTorch in it is 2.9; .venv has a newer one (docs/versions.md).
         # Which stage is current: `module avail Stages`. Modules are loaded only where the centre has them.
         : "${SITE_MODULES=Stages/2026 GCC Python}" # unverified
         : "${SITE_INTERFACE=ib0}" "${SITE_SUFFIX=i}" "${SITE_MACHINE=jureca}"

@@ -3,7 +3,7 @@
 | for | take |
 |-----|------|
 | another answer, in grader/mutants/ | `Answer` |
-| a check and its verdict | `todo`, `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
+| a check and its verdict | `todo`, `Since` (a release of torch), `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
 | numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided` and `columns`, not contiguous; `zeros_in_turn`, on one rank; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
@@ -31,7 +31,7 @@ from grader.engine.inside.returned import kind_of
 from grader.engine.jobs import batch, ends, header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
-from grader.engine.judge.verdict import Wrong, count_of, expect, hinted, todo
+from grader.engine.judge.verdict import Since, Wrong, count_of, expect, hinted, todo
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.job import Private

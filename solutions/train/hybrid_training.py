@@ -82,7 +82,7 @@ from utils.job import prepare, say_what_runs
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pipeline_flags import by_number, stages_a_rank
+from utils.pipeline_flags import by_number, check_schedules, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
@@ -491,6 +491,7 @@ def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], pa
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
+    check_schedules()
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, args)
     sets, vocab_size = make_sets(args)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from utils import private
+
 # The argument whose shape must agree on all ranks of a group. The others
 # (all-to-all, barrier) may differ, or have none.
 AGREED = {
@@ -58,13 +60,12 @@ def intercept(reporting: Callable[[Any, str, Any], Callable]) -> list[torch.libr
     Other operations cost nothing; a TorchDispatchMode would see every operation, and take a quarter of a small run's
     time. The kernels last as long as the returned object.
     """
-    key = torch._C.DispatchKey.BackendSelect
-    below = torch._C._dispatch_keyset_full_after(key)
+    key, below = private.dispatch_key("BackendSelect")
     libraries = []
     for namespace in ("c10d", "_c10d_functional"):
         library = torch.library.Library(namespace, "IMPL")
-        for full_name in torch._C._dispatch_get_all_op_names():
-            if full_name.startswith(f"{namespace}::") and (namespace == "c10d" or full_name.endswith("::wait_tensor")):
+        for full_name in private.operations(namespace):
+            if namespace == "c10d" or full_name.endswith("::wait_tensor"):
                 name, _, overload = full_name.removeprefix(f"{namespace}::").partition(".")
                 operation = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
                 library.impl(full_name, reporting(operation, name, below), key.name, with_keyset=True)
@@ -89,11 +90,7 @@ def aside() -> bool:
 def members_of(group: dist.ProcessGroup) -> dict[int, int]:
     """The ranks of a group: global rank -> rank in the group."""
     return next(
-        (
-            ranks
-            for g, ranks in c10d._world.pg_group_ranks.items()  # there, a group without this rank is a number
-            if getattr(g, "group_name", None) == group.group_name
-        ),
+        (ranks for g, ranks in private.ranks_of_groups().items() if getattr(g, "group_name", None) == group.group_name),
         {},
     )
 

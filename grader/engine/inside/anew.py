@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.modules import module as modules
 
 from grader.engine.inside import observe, returned
+from utils import private
 from utils.distributed import cleanup
 from utils.model import TransformerLM
 
@@ -63,7 +63,7 @@ def between(reporter: observe.Reporter, start: Start) -> Path:
     if dist.is_initialized():
         cleanup()
     observe.ended |= observe.kept
-    _clear_sharding_prop_cache()  # DTensor's layouts name the groups that have ended
+    private.forget_layouts()  # DTensor's layouts name the groups that have ended
     start.restore()
     reporter.begin(reporter.folder / "second")
     returned.reported.clear()

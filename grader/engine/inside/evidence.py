@@ -12,6 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from utils import private
 from utils.whole import written_whole
 
 
@@ -51,12 +52,10 @@ def first_of(tensor: Any) -> list[int]:
     even", torch/distributed/_state_dict_utils.py). Each dimension is cut as torch.chunk cuts it, a strided one last:
     fully_shard cuts the parts that tensor parallelism made.
     """
-    from torch.distributed.tensor.placement_types import _StridedShard  # here: only ranks with DTensors need it
-
     first, size, mesh = [0] * tensor.dim(), list(tensor.shape), tensor.device_mesh
     here = mesh.get_coordinate()  # known without the groups, which a script has destroyed at its end
     cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if hasattr(placement, "dim")]
-    for axis, placement in sorted(cuts, key=lambda cut: isinstance(cut[1], _StridedShard)):
+    for axis, placement in sorted(cuts, key=lambda cut: private.is_strided(cut[1])):
         left, length = size[placement.dim], math.ceil(size[placement.dim] / mesh.size(axis))
         begin = min(left, here[axis] * length)
         first[placement.dim] += begin

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from utils import private
 
 LARGEST = 64 << 20  # bytes of a tensor that are read: crc32 takes 20 ms for so many, and no check has more
 MOST = 1000  # tensors in one call
@@ -144,7 +145,7 @@ class Look(NamedTuple):
 
 
 def look(tensor: torch.Tensor) -> Look:
-    with torch._C.DisableTorchFunction():
+    with private.without_overrides():
         grad = tensor.grad if tensor.is_leaf else None
         return Look(
             (tuple(tensor.shape), tensor.dtype),
@@ -163,7 +164,7 @@ def checksum(tensor: torch.Tensor) -> int:
     if not tensor.numel() or tensor.numel() * tensor.element_size() > LARGEST or not tensor.data_ptr():
         return 0
     if tensor.device.type != "cpu":
-        with _disable_current_modes():
+        with private.without_modes():
             tensor = tensor.detach().cpu()
     size, shape, strides = tensor.element_size(), tuple(tensor.shape), tensor.stride()
     span = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides))

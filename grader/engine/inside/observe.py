@@ -57,6 +57,7 @@ from torch.distributed import distributed_c10d as c10d
 from grader.engine.inside import on_gpu
 from grader.engine.inside.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
 from grader.engine.inside.pretended import pretend_gpus
+from utils import private
 from utils.distributed import cleanup
 from utils.watched.calls import aside, described, intercept, members_of, tensors_sent
 
@@ -213,7 +214,7 @@ def meet_in_files(reporter: Reporter) -> None:
         yield dist.PrefixStore(str(reporter.meetings), store), rank, world
 
     for scheme in ("env", "tcp"):
-        dist.rendezvous.__globals__["_rendezvous_handlers"][scheme] = meet
+        private.rendezvous_handlers()[scheme] = meet
 
 
 def watch_rendezvous(reporter: Reporter, job: dict) -> None:

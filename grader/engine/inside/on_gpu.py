@@ -27,8 +27,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext, _device_constructors
+
+from utils import private
 
 DEVICE = torch.device("cuda", 0)  # each rank sees one GPU, as if it were alone on a node
 CU_CTX_SCHED_BLOCKING_SYNC = 4  # cuda.h
@@ -67,7 +67,10 @@ def start() -> None:
     torch.cuda.set_device(DEVICE)
     torch.cuda.synchronize()
     torch.autograd.set_multithreading_enabled(False)
-    dist.ProcessGroupNCCL.supports_coalescing = property(lambda backend: False)  # so a batch is its messages
+    # In 2.15 "nccl" is the second of these; older releases have the first alone.
+    for name in ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"):
+        if kind := getattr(dist.distributed_c10d, name, None):
+            kind.supports_coalescing = property(lambda backend: False)  # so a batch is its messages
 
 
 def settle() -> None:
@@ -93,7 +96,7 @@ def message(host: Any, name: str, tensor: torch.Tensor, peer: int | None, channe
 IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
 RANDOM = ("rand", "randn", "randint", "randperm")
 RANDOM_LIKE = ("rand_like", "randn_like", "randint_like")
-NEW = sorted({function.__name__ for function in _device_constructors()} & set(dir(torch)) - set(RANDOM))
+NEW = sorted(private.constructors() & set(dir(torch)) - set(RANDOM))
 
 
 @contextlib.contextmanager
@@ -129,7 +132,7 @@ def placed(function: Callable, device: torch.device) -> Callable:
 
 def named(how: dict) -> torch.device | str | None:
     """The device that a call names, or a `with torch.device(…)` around it."""
-    around = [mode.device for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    around = private.devices_around()
     return how.get("device") or (around[-1] if around else None)
 
 

@@ -100,6 +100,12 @@ class Judge:
                 self.passed.note(number, self.texts_of(number), found.passed)
         return self.known[number]
 
+    def _too_new(self, number: int) -> str:
+        """What this TODO, or one that it needs, lacks in this torch, in one line; "" if nothing."""
+        on_gpus = bool(self.student and self.student.runner.backend.gpus)
+        asked = [self.checks[need].todo.since for need in sorted(needed(self.lesson, number))]
+        return next(filter(None, (since.lacking(on_gpus) for since in asked if since)), "")
+
     def _is_there(self, need: int) -> bool:
         """Whether a TODO that another TODO needs is right."""
         if self.passed and self.passed.by(need, self.texts_of(need)):
@@ -116,6 +122,8 @@ class Judge:
     def _reach(self, number: int) -> Verdict:
         if self.lacks:
             return self._say(number, "skipped", "not_installed", self.lacks)
+        if lacking := self._too_new(number):
+            return self._say(number, "skipped", "not_judged", f"not judged and not marked: {lacking}")
         if self.student is None:
             hint = f"`./workbook reset {self.lesson}` brings the original back, and keeps a copy of your file."
             return self._say(number, "fail", "crash", self.unreadable, Fault("crash", self.unreadable, hint=hint))

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grader.engine.ranks.diagnose import Fault, Unjudged
 from grader.engine.walls import plain
+from utils import releases
 
 
 class BadDraw(Unjudged):
@@ -134,6 +135,18 @@ def hinted(hint: str, *causes: str, told: str = "") -> Iterator[None]:
         raise
 
 
+class Since(NamedTuple):
+    """What a check needs of torch: `what` has come with this release, on GPUs perhaps earlier."""
+
+    release: str
+    what: str
+    on_cpus: bool = False  # only there
+
+    def lacking(self, on_gpus: bool) -> str:
+        """One line if this torch is older; else ""."""
+        return "" if on_gpus and self.on_cpus else releases.lacks(self.release, self.what)
+
+
 @dataclass(frozen=True)
 class Todo:
     """A check's declaration of its TODO. The title is in the lesson's source."""
@@ -147,6 +160,7 @@ class Todo:
     further: bool
     in_place: tuple[str, ...]
     once: str
+    since: Since | None
 
 
 def todo(
@@ -160,16 +174,18 @@ def todo(
     further: bool = False,
     in_place: tuple[str, ...] = (),
     once: str = "",
+    since: Since | None = None,
 ) -> Callable:
     """Mark a function as the check of a TODO.
 
     `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from reading the task to the
     verdict. `further`: the lesson's main thread does not need it. `in_place`: names of arguments that the student's
-    functions may change. `once`: why the check is not called a second time in one process.
+    functions may change. `once`: why the check is not called a second time in one process. `since`: below that
+    release of torch neither this TODO nor what needs it is judged.
     """
 
     def mark(check: Callable) -> Callable:
-        check.todo = Todo(number, why, hints, needs, points, minutes, further, in_place, once)
+        check.todo = Todo(number, why, hints, needs, points, minutes, further, in_place, once, since)
         return check
 
     return mark
@@ -185,7 +201,7 @@ class Verdict:
     status: str  # pass | fail | skipped
     # null | not_attempted | crash | wrong_value | mismatch | hang | prerequisite | not_installed | no_python
     # lines_outside: given lines are changed or gone; with them as they were, the TODO is right
-    # not_judged: the check is at fault, or no draw of its numbers tells right from wrong; so there is no mark
+    # not_judged: the check is at fault, no draw of its numbers tells right from wrong, or torch is too old; so no mark
     cause: str | None
     points: int
     max_points: int

@@ -105,7 +105,7 @@ def lacking() -> str:
     import torch
     import torch.distributed as dist
 
-    if not (torch.cuda._is_compiled() and dist.is_nccl_available()):
+    if not (torch.backends.cuda.is_built() and dist.is_nccl_available()):
         return f"this torch ({torch.__version__}) has no NCCL; a torch for CUDA has (https://pytorch.org/get-started)"
     if not torch.cuda.device_count():  # asks NVML, which does not start CUDA
         return "torch sees no GPU here (nvidia-smi and CUDA_VISIBLE_DEVICES say which there are)"

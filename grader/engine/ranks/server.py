@@ -44,11 +44,8 @@ import numpy
 import numpy.ctypeslib  # safetensors would load it, on each rank
 import safetensors.torch  # noqa: F401  what every rank needs is loaded here, once
 import torch
-import torch._dynamo  # otherwise the first observed operation would load it, which takes over a second
 import torch.distributed
-import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
 import torch.distributed.algorithms.ddp_comm_hooks
-import torch.distributed.checkpoint._fsspec_filesystem
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed.pipelining
@@ -61,9 +58,9 @@ from grader.engine.inside import observe, rank
 from grader.engine.ranks import keeper
 from grader.engine.ranks.tasks import processes_below
 from grader.engine.walls import inside as walls
+from utils import private
 
-with contextlib.suppress(ImportError):  # torch 2.13 loads it when something is profiled; 2.11 does not have it
-    importlib.import_module("torch.profiler._cupti_monitor")
+private.load_early()
 rank.load_plain_library()
 
 
@@ -89,8 +86,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     note_no_stacks()
     kernels = observe.intercept_collectives()  # noqa: F841  held until this process ends
     importlib.import_module("grader.kit")  # and with it everything that a check needs
-    # Each `init_process_group` empties these caches; full ones would be copied for it, page by page, on each rank.
-    torch._dynamo.trace_rules.clear_lru_cache()
+    private.forget_rules()
     if address:
         keeper.keep(judge, Path(address), {keeper.ATTEND: attend, keeper.RUN: run_command})
     else:
@@ -98,10 +94,8 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 
 
 def note_no_stacks() -> None:
-    """Torch notes the stack at each `torch.manual_seed`, once for each kind of GPU, and whenever DTensor works out the
-    shape of a result. That takes 2 % of the ranks' time, and only torch's own messages would show it.
-    """
-    for module in (torch.cuda, torch.xpu, torch.mtia, torch._subclasses.fake_tensor):
+    """Keep torch from noting stacks for its own messages: that takes 2 % of the ranks' time."""
+    for module in private.noting_stacks():
         module.traceback = types.SimpleNamespace(**vars(traceback) | {"format_stack": list, "extract_stack": list})
 
 
