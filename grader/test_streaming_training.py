@@ -13,6 +13,7 @@
 """  # noqa: E501
 
 import contextlib
+import inspect
 import io
 import json
 import math
@@ -64,7 +65,7 @@ def readers(world, workers):
 
 
 FULL = 7  # tokens in a file of the drawn sets: less than some ranges, so that these lie in three files
-LARGE_FILE = 8 << 20  # bytes; the file is sparse, so that it is made in no time
+LARGE_FILE = 24 << 20  # bytes; the file is sparse, so that it is made in no time
 ROW = 65  # tokens
 
 
@@ -124,7 +125,9 @@ def large_on_rank(code, rank, world, rows):
             file.truncate(LARGE_FILE)
         files.append(File(path, number * a_file, a_file))
     split, maps = Split(files, "<u2", folder / "none"), {}
-    return [int(row.sum()) for row in bytes_read(lambda: [code.read_tokens(split, maps, *row) for row in rows])]
+    read = inspect.unwrap(code.read_tokens)  # as it is: the judge looks into what a function is given, all of it
+    read(made_split(folder, 2, list(range(2 * FULL)), "<u2"), {}, 1, FULL + 1)  # so that its own code is there
+    return [int(row.sum()) for row in bytes_read(lambda: [read(split, maps, *row) for row in rows])]
 
 
 @todo(
@@ -488,9 +491,9 @@ def check_shuffled(pieces, shape):
         "a random order",
         pieces[0][:8],
     )
-    ranks = [[sorted(piece).index(row) for row in piece] for piece in pieces]
+    places = [[row % block for row in piece] for piece in pieces]
     expect(
-        any(one != ranks[0] for one in ranks),
+        any(one != places[0] for one in places),
         "every piece is shuffled in the same way",
         "numbers that are drawn anew for each piece",
         "the same permutation",
@@ -837,7 +840,7 @@ def trained_in_memory(tokens, cuts, order):
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.01), []
     targets = torch.tensor(tokens)
     inputs = torch.cat([torch.zeros(1, dtype=torch.int64), targets[:-1]])
-    targets[[0, *cuts]] = IGNORE
+    targets[cuts] = IGNORE
     for rows in order:
         places = torch.tensor(rows)[:, None] * LENGTH + torch.arange(LENGTH)
         optimizer.zero_grad()

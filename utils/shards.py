@@ -3,7 +3,7 @@
     index.json            sizes, dtype, and the checksum of each file; it is written last
     vocab.json            the words, or pieces of words, by id
     train-00000.bin       tokens, little-endian uint16 or uint32; every file of a split is full, except the last one
-    train.documents       the position of each document's first token in its split, int64
+    train.documents       where a document begins in its split, int64; not the first one, which has none before it
 
 Nothing here reads a file as a whole except what says so: a corpus may be larger than the memory.
 """
@@ -112,7 +112,8 @@ def _write_split(
     file = _begin(folder, split, 0)
     with (folder / f"{split}.documents").open("wb") as starts:
         for document in documents:
-            starts.write(np.array([done], "<i8").tobytes())
+            if done:
+                starts.write(np.array([done], "<i8").tobytes())
             done, left = done + len(document), document
             while len(left):
                 if sizes[-1] == full:
@@ -223,7 +224,7 @@ def vocabulary(shards: Shards) -> list[str]:
 
 
 class Documents:
-    """Where the documents of a split start. The file is mapped, and its pages are read when they are asked for."""
+    """Where the documents of a split start, but for the first. The file is mapped: its pages are read when needed."""
 
     def __init__(self, split: Split) -> None:
         self.starts = np.memmap(split.documents, "<i8", "r") if split.documents.stat().st_size else np.zeros(0, "<i8")

@@ -1,7 +1,6 @@
 """What streaming_training is given: shards of any corpus, its checkpoint read back, and what a worker died of."""
 
 import argparse
-import pickle
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -86,7 +85,7 @@ def load_checkpoint(args: argparse.Namespace, same: Sequence[str]) -> dict[str, 
         if not {"model", "optimizer", "stream", "progress"} <= saved.keys():
             raise KeyError("an entry")
         return saved
-    except (OSError, EOFError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as problem:
+    except Exception as problem:  # torch's reader of pickles raises anything, such as IndexError for a text
         fail(f"--resume {args.resume}: {path.name} cannot be read ({type(problem).__name__})")
 
 
@@ -107,7 +106,8 @@ def failures_told() -> Iterator[None]:
 def died_of(problem: BaseException) -> str:
     """Which worker failed, and of what; empty if `problem` is not about a worker.
 
-    PyTorch raises a worker's exception again, with its traceback as text; of a killed one it knows the signal.
+    PyTorch raises a worker's exception again, with its traceback as text; of a killed one it knows the signal, which
+    may be in the error that caused this one.
     """
     text = str(problem)
     if found := re.search(r"Caught (\w+) in DataLoader worker process (\d+)", text):
@@ -117,6 +117,9 @@ def died_of(problem: BaseException) -> str:
         killed = signal.strsignal(signal.SIGKILL) in found[2]
         why = "; a job that runs out of memory is killed like this: use fewer --workers" if killed else ""
         return f"a worker of a loader, process {found[1]}, was ended by a signal: {found[2]}{why}"
+    before = problem.__cause__ or problem.__context__
+    if before is not None and (line := died_of(before)):
+        return line
     if found := re.search(r"DataLoader worker \(pid\(s\) ([\d, ]+)\) exited unexpectedly", text):
         return f"a worker of a loader, process {found[1]}, ended before its work was done"
     return ""

@@ -80,7 +80,7 @@ WRONG = [
         return torch.from_numpy(np.concatenate(found).astype(np.int64))
         """,
     ),
-    Answer(2, "written into x, too", ["y[starts] = IGNORE", None], says=" x "),
+    Answer(2, "written into x, too", ["y[starts] = IGNORE", None], says="tokens, which it is given, is written into"),
     Answer(2, "one place too late", ["y = y.clone()\ny[(starts + 1)[starts + 1 < len(y)]] = IGNORE", None], says=" y "),
     Answer(2, "the end of a document, not its start", ["y = y.clone()\ny[starts - 1] = IGNORE", None], says=" y "),
     Answer(2, "only the first document of a row", ["y = y.clone()\ny[starts[:1]] = IGNORE", None], says=" y "),
@@ -93,7 +93,7 @@ WRONG = [
         [None, "return n_tokens // args.seq_len % args.batch_size * args.seq_len"],
         says="thrown_away",
     ),
-    Answer(3, "the mean of the ranks' means", "return loss", says="rank 0's"),
+    Answer(3, "each rank a part of the mean", "return loss / dist.get_world_size()", says="rank 0's"),
     Answer(3, "without DDP's division", swap=("n_targets * dist.get_world_size() / ", "n_targets / "), says="targets"),
     Answer(3, "a sum, not a mean", "return loss * n_targets * dist.get_world_size()"),
     Answer(3, "nothing by nothing", swap=("total.clamp(min=1)", "total"), says="nan"),
@@ -110,7 +110,6 @@ WRONG = [
         """,
         says="n_targets",
     ),
-    Answer(4, "all rows shuffled", "yield torch.randperm(n_rows, generator=generator)", says="all over the disk"),
     Answer(
         4,
         "all rows shuffled, in pieces",
@@ -173,7 +172,7 @@ WRONG = [
         """,
         says="different epoch",
     ),
-    Answer(5, "workers forgotten", "return samples % world_size == rank", says="is read by worker"),
+    Answer(5, "workers forgotten", swap=(" & (step % workers == worker)", ""), says="is read by worker"),
     Answer(
         5,
         "every reader a share of its own, whatever the loader asks for",
@@ -238,7 +237,12 @@ WRONG = [
     Answer(7, "at least one", swap=("- 1, 0)", "- 1, 1)"), says="workers"),
     Answer(7, "as many as there are", swap=("min(max(", "max(max("), says="workers"),
     Answer(7, "new workers in each epoch", swap=("    persistent_workers=args.workers > 0,\n", ""), says="new workers"),
-    Answer(7, "no workers", swap=("num_workers=args.workers", "num_workers=0"), says="--workers"),
+    Answer(
+        7,
+        "no workers",
+        swap=(("num_workers=args.workers", "num_workers=0"), ("args.workers > 0", "False")),
+        says="--workers",
+    ),
     Answer(7, "ordinary memory", swap=("    pin_memory=torch.cuda.is_available(),\n", ""), says="pinned"),
     Answer(
         7,

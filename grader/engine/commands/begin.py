@@ -1,9 +1,11 @@
 """The first commands: start, data, lab."""
 
+import argparse
 import os
 import sys
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +15,9 @@ from grader.engine.commands.launch import run_once, say_report
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons, tracks
 from grader.engine.lesson.progress import lesson_map
+
+if TYPE_CHECKING:
+    from utils.data import Corpus
 
 
 @app.command(rich_help_panel=BEGIN)
@@ -46,13 +51,29 @@ def start() -> None:
 
 
 @app.command(rich_help_panel=BEGIN)
-def data() -> None:
-    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node."""
+def data(
+    shards: Annotated[
+        bool, typer.Option("--shards", help="write its tokens into files, for streaming_training")
+    ] = False,
+    of: Annotated[str, typer.Option("--data", help="the corpus, as for the scripts: builtin, random, a folder")] = "",
+    vocab: Annotated[
+        int, typer.Option("--vocab", metavar="N", min=0, help="with --shards: N pieces of words, in place of the words")
+    ] = 0,
+    file_size: Annotated[str, typer.Option(metavar="SIZE", help="with --shards: of each file, say 64MB")] = "1MiB",
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="of the shards; default: runs/shards/NAME")] = None,
+) -> None:
+    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node. Or write a corpus as shards."""
     from utils.data import DataError, download_wikitext2, load_corpus
 
+    if not shards and (of or vocab or out or file_size != "1MiB"):
+        fail("--data, --vocab, --file-size and --out are for --shards")
     try:
-        download_wikitext2()
-        corpus = load_corpus("wikitext-2")
+        if of in ("", "wikitext-2"):
+            download_wikitext2()
+        corpus = load_corpus(of or "wikitext-2")
+        if shards:
+            say_shards(corpus, vocab, file_size, out)
+            return
     except DataError as problem:
         fail(problem)
     counts = ", ".join(f"{len(getattr(corpus, split)):,} {split}" for split in ("train", "validation", "test"))
