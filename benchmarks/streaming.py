@@ -5,8 +5,8 @@
     python benchmarks/streaming.py opens    # opens of a file, by ranks and workers
     python benchmarks/streaming.py order    # how random the order is, by the buffer
 
-Each runs the solution under torchrun, and watches it from outside; which samples reached the model, and which files were
-opened, is noted by each process itself (`rank`, which is for the script's own use).
+Each runs the solution under torchrun, and watches it from outside; which samples reached the model, and which files
+were opened, is noted by each process itself (`rank`, which is for the script's own use).
 """
 
 import argparse
@@ -37,7 +37,7 @@ from utils.shards import in_memory, open_shards, write_shards
 
 SCRIPT = COURSE / "solutions" / "train" / "streaming_training.py"
 SMALL = "--dim 16 --heads 2 --layers 1 --seq-len 64 --device cpu --log-every 1".split()
-BATCH, STEPS, EVERY = 24, 60, 2  # of the kills: steps in an epoch, and between checkpoints
+BATCH, STEPS, EPOCHS, EVERY = 24, 60, 4, 2  # of the kills: steps in an epoch, epochs, steps between checkpoints
 PATIENCE = 300.0  # seconds for what a busy machine must do at some time
 
 
@@ -135,7 +135,17 @@ def kills(args: argparse.Namespace, folder: Path, console: Console) -> None:
     chance = random.Random(args.seed)
     tokens = (STEPS * BATCH + 7) * 64 + 13  # an epoch of STEPS steps, rows and tokens left over
     data = random_shards(folder / "data", 2 * tokens, file_size=16 << 10)
-    flags = [*SMALL, "--data", str(data), "--batch-size", str(BATCH), "--epochs", "2", "--save-every", str(EVERY)]
+    flags = [
+        *SMALL,
+        "--data",
+        str(data),
+        "--batch-size",
+        str(BATCH),
+        "--epochs",
+        str(EPOCHS),
+        "--save-every",
+        str(EVERY),
+    ]
     flags += ["--block", "20", "--buffer", "4"]
     whole = folder / "whole"
     whole.mkdir()
@@ -240,13 +250,14 @@ def count_samples(console: Console, data: Path, notes: Path, whole: Path, killed
     x = torch.cat([tokens.new_zeros(1), tokens[:-1]])[: len(tokens) // 64 * 64].view(-1, 64)
     names = {str(hash(tuple(row))) for row in x.tolist()}
     steps, right = timeline(notes), timeline(whole)
-    for epoch in range(2):
+    for epoch in range(EPOCHS):
         seen: Counter = Counter()
         for step in range(epoch * STEPS + 1, (epoch + 1) * STEPS + 1):
             seen += steps.get(step, Counter())
         twice, strange = sum(n > 1 for n in seen.values()), len(seen.keys() - names)
         console.print(
-            f"epoch {epoch + 1}: {sum(seen.values())} samples of {STEPS * BATCH} in {STEPS} steps, {twice} of them twice,"
+            f"epoch {epoch + 1}: {sum(seen.values())} samples of {STEPS * BATCH} in {STEPS} steps, {twice} of them"
+            " twice,"
             f" {strange} not of the text, {STEPS * BATCH - len(seen)} lost"
         )
     same = sum(steps.get(step) == right[step] for step in right)
