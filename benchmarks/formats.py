@@ -5,16 +5,15 @@
 
 HDF5 needs requirements-h5py.txt; of the libraries those that are not installed are left out, with a line. The formats
 hold the same random tokens and are read in the same order, shuffled in blocks, by a plain DataLoader; their files are
-not in the page cache when it starts. An open is counted by the system (inotify), whoever makes it; bytes are those that
-the readers fetched from the disk, read ahead by the system or not.
+not in the page cache when it starts. An open from Python is noted by the reader itself; one
+from C shows as a file that a reader has open or mapped. Bytes are those that the readers fetched from the disk, read
+ahead by the system or not.
 """
 
 import argparse
-import ctypes
 import importlib.metadata
 import os
 import random
-import struct
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 COURSE = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(COURSE)]
+sys.path[:1] = [str(COURSE)]  # not this folder, whose streaming.py would hide the package of that name
 
 import numpy as np
 import torch
@@ -148,10 +147,12 @@ FORMATS = {
 
 
 class Rows(IterableDataset):
-    """Rows in blocks, shuffled, with a buffer: as many as are asked for, dealt out to the workers batch by batch."""
+    """Rows in blocks, shuffled, with a buffer: as many as are asked for, divided among the workers batch by batch."""
 
-    def __init__(self, opened: Callable[[], Callable[[int, int], np.ndarray]], n_rows: int, wanted: int) -> None:
-        self.opened, self.wanted = opened, wanted
+    def __init__(
+        self, folder: Path, opened: Callable[[], Callable[[int, int], np.ndarray]], n_rows: int, wanted: int
+    ) -> None:
+        self.folder, self.opened = folder, opened
         blocks = np.random.default_rng(1).permutation(n_rows // BLOCK)[: -(-wanted // BLOCK // BUFFER) * BUFFER]
         self.order = np.concatenate([self.mixed(blocks[k : k + BUFFER]) for k in range(0, len(blocks), BUFFER)])[
             :wanted
@@ -161,6 +162,7 @@ class Rows(IterableDataset):
         return np.random.default_rng(2).permutation((blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel())
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        noting_opens(self.folder)
         info, read = get_worker_info(), self.opened()
         batches = self.order.reshape(-1, BATCH)[info.id :: info.num_workers]
         for row in batches.ravel():
@@ -183,28 +185,29 @@ def formats(args: argparse.Namespace, folder: Path, console: Console) -> None:
         on_disk = sum(path.stat().st_size for path in own.iterdir()) / 1e6
         for workers in (1, 4):
             forget(own)
-            rows = Rows(lambda opened=opened, own=own: opened(own, cuts), args.tokens // SEQ_LEN - 1, wanted)
-            speed, first, opens, read = timed(rows, own, workers)
-            entries = f"{speed:,.0f}", f"{first:.2f}", f"{opens:,}", f"{read / 1e6:.1f}"
+            rows = Rows(own, lambda opened=opened, own=own: opened(own, cuts), args.tokens // SEQ_LEN - 1, wanted)
+            speed, first, count, read = timed(rows, own, workers)
+            entries = f"{speed:,.0f}", f"{first:.2f}", f"{count:,}", f"{read / 1e6:.1f}"
             table.add_row(name, str(workers), *entries, str(len([*own.iterdir()])), f"{on_disk:.1f}")
     console.print(f"{args.tokens:,} tokens in {len(pieces):,} documents; {wanted:,} rows of {SEQ_LEN} are read")
     console.print(table)
 
 
-def timed(rows: Rows, folder: Path, workers: int) -> tuple[float, float, int, int]:
+def timed(rows: "Rows", folder: Path, workers: int) -> tuple[float, float, int, int]:
     """Samples a second after the first batch, seconds until it, opens, bytes from the disk."""
-    watch = Opens(folder)
     began = time.perf_counter()
     loader = DataLoader(rows, batch_size=BATCH, num_workers=workers, persistent_workers=True)
     batches = iter(loader)
     next(batches)
     first, count = time.perf_counter() - began, 0
+    pids = [worker.pid for worker in batches._workers]
     began = time.perf_counter()
     for batch in batches:
         count += len(batch)
+        if count == 400 * BATCH:  # all workers have begun, and none has finished
+            seen = held(folder, pids)
     speed = count / (time.perf_counter() - began)
-    read = sum(from_disk(worker.pid) for worker in batches._workers)
-    return speed, first, watch.count(), read
+    return speed, first, opens(folder, seen), sum(map(from_disk, pids))
 
 
 def from_disk(pid: int) -> int:
@@ -221,30 +224,33 @@ def forget(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class Opens:
-    """Counts the opens of files in a folder, by any process (inotify, Linux only)."""
+def noting_opens(folder: Path) -> None:
+    """From now on, this process notes each file of the folder that it opens from Python, next to the folder."""
+    into = os.open(folder.with_suffix(".opened"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    OPEN, NONBLOCK = 0x20, os.O_NONBLOCK
+    def audit(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[0], (str, os.PathLike)) and os.fspath(args[0]).startswith(f"{folder}/"):
+            os.write(into, f"{os.getpid()} {os.path.basename(args[0])}\n".encode())
 
-    def __init__(self, folder: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.notes = libc.inotify_init1(self.NONBLOCK)
-        if libc.inotify_add_watch(self.notes, str(folder).encode(), self.OPEN) < 0:
-            raise OSError(ctypes.get_errno(), "inotify_add_watch")
+    sys.addaudithook(audit)
 
-    def count(self) -> int:
-        found = 0
-        while True:
-            try:
-                events = os.read(self.notes, 1 << 16)
-            except BlockingIOError:
-                os.close(self.notes)
-                return found
-            at = 0
-            while at < len(events):
-                _, mask, _, length = struct.unpack_from("iIII", events, at)
-                found += bool(mask & self.OPEN) and length > 0  # without a name it is the folder itself
-                at += struct.calcsize("iIII") + length
+
+def held(folder: Path, pids: list[int]) -> set[str]:
+    """The files of the folder that these processes have open, or mapped, now: those that C opened are among them."""
+    found = set()
+    for pid in pids:
+        mapped = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        opened = [os.path.realpath(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        found |= {f"{pid} {os.path.basename(name)}" for name in mapped + opened if name.startswith(f"{folder}/")}
+    return found
+
+
+def opens(folder: Path, seen: set[str]) -> int:
+    """How often files of the folder were opened: from Python, as noted; and those `seen` that are not noted."""
+    notes = folder.with_suffix(".opened")
+    noted = notes.read_text().splitlines() if notes.is_file() else []
+    notes.unlink(missing_ok=True)
+    return len(noted) + len(seen - set(noted))
 
 
 # Libraries: five questions, each tried on 60 numbered samples in files of 10
@@ -371,7 +377,7 @@ def hugging_face(folder: Path) -> list[str]:
 
 
 class Numbers(IterableDataset):
-    """SAMPLES numbers, dealt out to the workers, with the state that StatefulDataLoader asks each worker for."""
+    """SAMPLES numbers, divided among the workers, with the state that StatefulDataLoader asks each worker for."""
 
     def __init__(self) -> None:
         self.done = 0

@@ -231,7 +231,7 @@ def last_step(notes: Path) -> int:
 
 
 def timeline(notes: Path) -> dict[int, Counter]:
-    """Step -> how often each sample was trained on in it, by the run that counts: the last one that made the step."""
+    """Step -> how often each sample was trained on in it, by the run that counts: the last one that took the step."""
     bases = {int(number): int(base) for number, base in (line.split() for line in lines(notes / "bases"))} or {0: 0}
     found: dict[tuple[int, int], Counter] = {}
     for line in lines(notes / "seen"):

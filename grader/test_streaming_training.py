@@ -9,7 +9,7 @@
 | 5    | each training sample once           | is_own() on a grid of ranks and workers                               |       |
 | 6    | each evaluated row once, neighbours | own_rows() on a grid of ranks and workers                             |       |
 | 7    | workers that stay                   | count_workers(); the processes that fill make_loader()'s batches      |       |
-| 8    | the stream goes on                  | stream_state(), seek(); main() on 1 to 4 ranks, stopped and resumed, against the text in memory | 1 – 7 |
+| 8    | the stream resumes                  | stream_state(), seek(); main() on 1 to 4 ranks, stopped and resumed, against the text in memory | 1 – 7 |
 """  # noqa: E501
 
 import contextlib
@@ -51,7 +51,7 @@ from utils.data import IGNORE
 from utils.model import TransformerLM
 from utils.shards import File, Split, write_shards
 
-BUILDS = "text that does not fit: shards on disk, an order for any number of readers, documents, workers, going on"
+BUILDS = "text that does not fit: shards on disk, an order for any number of readers, documents, workers, resuming"
 
 GRID = [(world, workers) for world in (1, 2, 3, 4) for workers in (1, 2, 3)]
 
@@ -70,7 +70,7 @@ ROW = 65  # tokens
 
 
 def drawn_tokens(draw, size, dtype):
-    """Ids of which some do not fit into a signed number of that size, and of four bytes some need more than two."""
+    """Ids, some too large for a signed number of that size; with four bytes, some that need more than two."""
     most = 1 << 16 if dtype == "<u2" else 1 << 18
     tokens = [draw.randrange(most) for _ in range(size)]
     tokens[:: max(size // 4, 1)] = [draw.randrange(most // 2, most) for _ in tokens[:: max(size // 4, 1)]]
@@ -137,7 +137,7 @@ def large_on_rank(code, rank, world, rows):
     why=(
         "A text of a terabyte fits into no memory. And a file system that serves a whole cluster is fast with a few"
         " large"
-        " files, and slow with many opens: a thousand readers that open a file for each row keep everybody waiting."
+        " files, and slow with many opens: a thousand readers that open a file for each row keep all others waiting."
     ),
     hints=(
         "Which files does the range touch? Of each, which part? And what was opened at an earlier call?",
@@ -188,7 +188,7 @@ def check_opens(run):
         )
         expect(
             not name.startswith("2-") or name == "2-00001.bin",
-            "a file is opened of which no token is asked for",
+            "a file is opened although no token in it is asked for",
             "only the file of the range",
             name,
             hint=TOUCHED,
@@ -396,7 +396,7 @@ def drawn_orders(draw):
         " order, mixed in a buffer, are nearly as random, and come from few places at a time."
     ),
     hints=(
-        "There are two shuffles: which of them mixes blocks, and which rows? What do the readers have in common?",
+        "There are two shuffles: which of them mixes blocks, and which rows? What must be the same on all readers?",
         (
             "torch.randperm(n, generator=generator) twice: of the number of blocks, rounded up; then, for each piece of"
             " args.buffer blocks, of its number of rows. The last block of the text may be short."
@@ -452,8 +452,7 @@ def check_order(told, case, pieces):
     right = -(-blocks // buffer)
     expect(
         len(pieces) == right,
-        f"{told} there are {count_of(len(pieces), 'piece')}, so rows are mixed with fewer others than the buffer"
-        " allows",
+        f"{told} there are {count_of(len(pieces), 'piece')}, so rows are mixed with fewer rows than the buffer allows",
         count_of(right, "piece"),
         count_of(len(pieces), "piece"),
     )
@@ -616,7 +615,7 @@ def check_owned(told, n, dealt, workers):
     lost = sorted(set(range(n)) - set(everything))
     expect(not twice, f"{told}, row {twice[:1]} is read by several readers", "each row once", f"several times: {twice}")
     expect(not lost, f"{told}, row {lost[:1]} is read by no reader", "each row once", f"never: {lost}")
-    expect(everything == list(range(n)), f"{told}, there are others", f"rows 0 to {n - 1}", everything[-3:])
+    expect(everything == list(range(n)), f"{told}, there are rows beyond them", f"rows 0 to {n - 1}", everything[-3:])
     sizes = [len(mine) for mine in dealt]
     expect(
         max(sizes) - min(sizes) <= 1,
@@ -723,7 +722,7 @@ def test_todo7_workers(student):
 
 
 def drawn_cpus(draw):
-    """By Slurm, with the machine's CPUs visible or not; without it; fewer CPUs than ranks; more than anybody needs."""
+    """By Slurm, with the machine's CPUs visible or not; without it; fewer CPUs than ranks; more than a rank needs."""
     few, ranks = draw.randrange(4, 7), draw.randrange(2, 5)
     return [
         ({"SLURM_CPUS_PER_TASK": str(2 * few), "LOCAL_WORLD_SIZE": "2"}, 64),
@@ -759,7 +758,7 @@ def check_loader(told, workers, found, batch):
 
 
 # ---------------------------------------------------------------------------------------------------
-# TODO 8: going on
+# TODO 8: resuming
 
 
 ARGV = (
@@ -772,7 +771,7 @@ AN_EPOCH = N_ROWS // BATCH
 
 def states_on_rank(code, rank, world, places, changes):
     """`places` of (epoch, steps, rows, flags): the state there, and what seek makes of it. `changes` of (rows, flags):
-    what seek says of the first state, where these are different.
+    what seek makes of the first state, where these differ.
     """
     found = []
     for epoch, steps, rows, flags in places:
@@ -866,7 +865,7 @@ def by_step(ranks, rows_of):
     minutes=30,
     needs=(1, 2, 3, 4, 5, 6, 7),
     why=(
-        "A run of weeks is stopped many times, and goes on where there is room. If its data begin anew each time,"
+        "A run of weeks is stopped many times, and resumes where there is room. If its data begin anew each time,"
         " the model"
         " sees the first part of the text over and over and the last part never; and no loss shows it."
     ),
@@ -884,8 +883,8 @@ def by_step(ranks, rows_of):
         ),
     ),
 )
-def test_todo8_going_on(student):
-    draw = student.draw("going on")
+def test_todo8_resuming(student):
+    draw = student.draw("resuming")
     tokens, cuts = drawn_text(draw)
     rows_of = windows(tokens)
     student.premise(len(rows_of) == N_ROWS, "a different row with the same words")
@@ -932,7 +931,7 @@ def check_one_rank(steps):
     )
     for epoch in range(2):
         rows = [row for rows, _ in steps[epoch * AN_EPOCH : (epoch + 1) * AN_EPOCH] for row in rows]
-        expect(-1 not in rows, f"in epoch {epoch + 1} a row is not one of the text", "rows of the text", "another one")
+        expect(-1 not in rows, f"in epoch {epoch + 1} a row is not in the text", "rows of the text", "an unknown row")
         expect(
             len(set(rows)) == len(rows), f"in epoch {epoch + 1} a row is trained on twice", len(rows), len(set(rows))
         )
@@ -954,7 +953,7 @@ def check_run(told, order, losses, steps):
             sorted(rows),
         )
         same = math.isclose(seen, loss, rel_tol=REL)
-        expect(same, f"{told} the loss of step {number} is not that of a run in memory", loss, seen)
+        expect(same, f"{told} the loss of step {number} is not the loss of a run in memory", loss, seen)
 
 
 def check_states(student, draw):

@@ -62,7 +62,7 @@ from utils.shards import Documents, Shards, Split, in_memory
 from utils.streams import failures_told, find_shards, load_checkpoint
 from utils.training import make_optimizer, perplexity
 
-# What must match to resume, beside the stream: the sizes of the model, and what the optimizer's state depends on.
+# What must match to resume, apart from the stream: the sizes of the model, and what the optimizer's state depends on.
 SAME = ("batch_size", "dim", "heads", "layers", "optimizer", "lr", "weight_decay")
 MOST_WORKERS = 4  # of a rank; to read a row takes far less than to train on it
 
@@ -130,10 +130,10 @@ def thrown_away(n_tokens: int, args: argparse.Namespace) -> int:
 def shuffled(n_rows: int, epoch: int, args: argparse.Namespace) -> Iterator[Tensor]:
     """All rows of an epoch, 0 … n_rows - 1, in the order in which they are trained on; piece after piece."""
     generator = torch.Generator().manual_seed(args.seed + epoch)
-    # TODO 4: Shuffle without reading from all files at once, and without a list of all rows.
+    # TODO 4: Shuffle without reading all over the disk.
     # Rows that are neighbours on the disk form a block: args.block rows, fewer in the last one. Shuffle the blocks. Then
-    # take args.buffer blocks at a time, and yield their rows, shuffled among each other. So a piece comes from few
-    # places of the disk. Draw everything from `generator`: the order must be the same on every reader.
+    # take args.buffer blocks at a time, and yield their rows as one tensor, shuffled among each other: a piece comes from
+    # few places of the disk. Draw everything from `generator`: the order must be the same on every reader.
     yield torch.randperm(n_rows, generator=generator)
 
 
@@ -222,22 +222,22 @@ def make_loader(rows: Rows, args: argparse.Namespace, world_size: int) -> DataLo
     return DataLoader(rows, batch_size=args.batch_size // world_size, num_workers=args.workers)
 
 
-# Going on
+# Resuming
 
 
 def stream_state(epoch: int, steps: int, n_rows: int, args: argparse.Namespace) -> dict[str, int]:
     """The state of the stream after `steps` steps of this epoch: a few numbers, by name."""
     # TODO 8: Save where the stream is.
-    # A resumed run goes on with the very next sample, on more ranks or fewer, with more workers or fewer. A list of the
+    # A resumed run continues with the very next sample, on more ranks or fewer, with more workers or fewer. A list of the
     # samples so far would grow with the run; what the workers have read ahead is not trained on. Which numbers say where
-    # the stream is, and which must be the same again, so that the order is? Names: those of the flags, with "epoch",
+    # the stream is, and which must be the same again, so that the order is? Names: the flags' own, with "epoch",
     # "samples" and "rows" for the rest.
     return {}
 
 
 def seek(state: dict[str, int], n_rows: int, args: argparse.Namespace) -> tuple[int, int]:
     """The epoch, and how many of its samples have been trained on, of a stream that was saved in this state."""
-    # TODO 8, again: go on from there.
+    # TODO 8, again: resume from there.
     # Refuse with fail("…") a state of a different order, and name what differs: with different rows, or a different
     # seed, samples would be read twice, and others never, without a word.
     return 0, 0
@@ -346,6 +346,22 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
     save0({"model": model.module.state_dict(), "config": config, "epoch": epoch}, path)
 
 
+def go_on(
+    saved: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, n_rows: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Load a checkpoint into model and optimizer. Returns the progress."""
+    epoch, samples = seek(saved["stream"], n_rows, args)
+    model.module.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["progress"] | {"epoch": epoch, "of_epoch": samples // args.batch_size}
+
+
+def make_sets(shards: Shards, args: argparse.Namespace, rank: int, world_size: int) -> tuple[Rows, Rows, Rows]:
+    """Training, validation and test set."""
+    splits = (shards.train, shards.validation, shards.test)
+    return tuple(Rows(split, shards.eos, args, rank, world_size, split is shards.train) for split in splits)
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
@@ -354,7 +370,8 @@ def main(argv: list[str] | None = None) -> None:
     saved = load_checkpoint(args, SAME)
     shards = find_shards(args)
     train, validation, test = make_sets(shards, args, rank, world_size)
-    train_loader, validation_loader, test_loader = (make_loader(rows, args, world_size) for rows in (train, validation, test))
+    loaders = (make_loader(rows, args, world_size) for rows in (train, validation, test))
+    train_loader, validation_loader, test_loader = loaders
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(shards.vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
@@ -364,11 +381,7 @@ def main(argv: list[str] | None = None) -> None:
 
     progress = {"step": 0, "epoch": 0, "of_epoch": 0, "loss": 0.0, "targets": 0.0, "best": math.inf}
     if saved:
-        epoch, samples = seek(saved["stream"], train.n_rows, args)
-        model.module.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        progress |= saved["progress"] | {"epoch": epoch, "of_epoch": samples // args.batch_size}
-
+        progress |= go_on(saved, model, optimizer, train.n_rows, args)
     out, start = Path(args.out), time.perf_counter()
     total_steps = args.epochs * (train.n_rows // args.batch_size)
     total_steps = min(total_steps, args.max_steps or total_steps)
@@ -377,7 +390,7 @@ def main(argv: list[str] | None = None) -> None:
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=progress["step"])
     say_what_runs(args, device)
     print0(
-        f"{args.workers} workers a rank; {train.n_rows:,} rows in {len(train.split.files)} files; of each epoch "
+        f"{args.workers} workers for each rank; {train.n_rows:,} rows in {len(train.split.files)} files; of each epoch "
         f"{thrown_away(train.split.tokens, args):,} tokens are thrown away"
     )
     with metrics, device_memory(args.device_memory, device), failures_told():
@@ -408,12 +421,6 @@ def main(argv: list[str] | None = None) -> None:
         save_checkpoint(model, config, out / "model-final.pt", epoch + 1)
     print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
     cleanup()
-
-
-def make_sets(shards: Shards, args: argparse.Namespace, rank: int, world_size: int) -> tuple[Rows, Rows, Rows]:
-    """Training, validation and test set."""
-    splits = (shards.train, shards.validation, shards.test)
-    return tuple(Rows(split, shards.eos, args, rank, world_size, split is shards.train) for split in splits)
 
 
 if __name__ == "__main__":

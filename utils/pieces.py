@@ -1,6 +1,6 @@
 """A vocabulary of pieces of words, found by byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909).
 
-WikiText-2 has 33,278 words, most of which come a few times, and each has a row in the embedding and one in the head.
+WikiText-2 has 33,278 words, mostly rare ones, and each has a row in the embedding and one in the head.
 Pieces are as many as one asks for, every text can be written with them, and frequent words still are one piece.
 """
 

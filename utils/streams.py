@@ -69,7 +69,7 @@ def write_corpus(corpus: Corpus, folder: Path, **how: Any) -> Shards:
 
 
 def load_checkpoint(args: argparse.Namespace, same: Sequence[str]) -> dict[str, Any] | None:
-    """What `--resume` names; None without it. Exits with code 2 if it is no checkpoint of this script, or if the flags
+    """What `--resume` names; None without it. Exits with code 2 if it is not this script's checkpoint, or if the flags
     `same` had other values.
     """
     if args.resume is None:

@@ -46,7 +46,7 @@ WRONG = [
         ]
         return torch.from_numpy(np.concatenate(found).astype(np.int64))
         """,
-        says="of which no token is asked for",
+        says="although no token in it is asked for",
     ),
     Answer(1, "always uint16", swap=("np.memmap(file.path, split.dtype", 'np.memmap(file.path, "<u2"'), says="32 bits"),
     Answer(
@@ -148,7 +148,7 @@ WRONG = [
         4,
         "a piece for each block",
         swap=("blocks.split(args.buffer)", "blocks.split(1)"),
-        says="fewer others than the buffer allows",
+        says="fewer rows than the buffer allows",
     ),
     Answer(
         4,

@@ -51,7 +51,7 @@ def bytes_read(call: Callable[[], Any]) -> Any:
     of all `read` calls; of files that it maps, by how much this process grew.
     """
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak counts anew
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
     before, grown = passed_by_read(), most_resident()
     result = call()
     read, grown = passed_by_read() - before, most_resident() - grown
