@@ -14,7 +14,7 @@ from grader import test_fsdp_training as fsdp
 from grader import test_lightning_training as lightning
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons, regions
-from grader.kit import reported
+from grader.kit import reported, same_report
 
 FIFTY = (
     "--data data --out out --epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 "
@@ -315,3 +315,31 @@ def test_from_another_folder_and_under_slurm_names(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/ddp_training/model-final.pt").exists()
+
+
+@pytest.fixture(scope="module")
+def streamed(runner):
+    return Student(runner, "streaming_training", lessons.units("streaming_training", "solutions"), [])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_stream_is_the_serial_run(streamed, world):
+    """With all rows in one block its order is the serial run's; and a text of one document has all its targets."""
+    argv = [*FIFTY, "--block", "100000", "--workers", str(world % 3), "--out"]
+    serial = ddp.training(streamed.serial(FIFTY, ddp.corpus(streamed)).evidence[0])
+    run = streamed.run([*argv, "out"], ddp.corpus(streamed), world=world, common=True)
+    ranks = [ddp.training(evidence) for evidence in run.evidence]
+    for step in range(50):
+        loss = sum(steps[step][1][0] for steps in ranks) / world
+        assert math.isclose(loss, serial[step][1][0], rel_tol=1e-4), f"step {step + 1}"
+        assert sorted(row for steps in ranks for row in steps[step][0]) == sorted(serial[step][0])
+
+
+def test_the_stream_begins_as_ddp(runner, streamed):
+    """Before TODO 1 the exercise runs, with the losses of its predecessor's solution, on one process and on two."""
+    units = [unit._replace(text=regions.compose(unit.source)) for unit in streamed.units]
+    start = Student(runner, "streaming_training", units, [])
+    serial = reported(start.serial(ddp.ARGV, ddp.corpus(start)))
+    for world in (1, 2):
+        run = start.run(ddp.ARGV, ddp.corpus(start), world=world, common=True)
+        same_report(f"on {world} ranks", serial, reported(run))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from utils.shards import check_checksums, in_memory, is_sharded, open_shards, vocabulary
 from utils.wikitext2 import SPLITS, DataError, download_wikitext2, wikitext2_is_cached, wikitext2_rows
 
 __all__ = [
@@ -55,7 +56,8 @@ def load_corpus(name: str | None) -> Corpus:
     Args:
         name: `wikitext-2`; `builtin`, the language reference inside every Python;
             `random`, words drawn independently, which no model can predict; a folder with train, validation and test as
-            .txt or .parquet (column `text`); or None: WikiText-2 if it is in the cache, else builtin.
+            .txt or .parquet (column `text`), or one that `./workbook data --shards` has written; or None: WikiText-2 if
+            it is in the cache, else builtin.
 
     Raises:
         DataError: there is no such corpus, or it cannot be read.
@@ -67,6 +69,8 @@ def load_corpus(name: str | None) -> Corpus:
         return _encode(name, wikitext2_rows())
     if name == "builtin":
         return _encode(name, _builtin_lines())
+    if is_sharded(name):
+        return _from_shards(Path(name))
     if Path(name).is_dir():
         return _encode(name, {split: _read_split(Path(name), split) for split in SPLITS})
     raise DataError(f"--data {name}: no such folder; give a folder, wikitext-2, builtin or random")
@@ -99,6 +103,13 @@ def _encode(name: str, lines: dict[str, Iterable[str]]) -> Corpus:
         return torch.from_numpy(np.fromiter(found, dtype=np.int64, count=len(words[split])))
 
     return Corpus(name, tensor("train"), tensor("validation"), tensor("test"), list(ids))
+
+
+def _from_shards(folder: Path) -> Corpus:
+    shards = open_shards(folder)
+    check_checksums(shards)
+    splits = [in_memory(split) for split in (shards.train, shards.validation, shards.test)]
+    return Corpus(str(folder), *splits, vocabulary(shards))
 
 
 def _read_split(folder: Path, split: str) -> list[str]:

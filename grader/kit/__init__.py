@@ -13,8 +13,9 @@
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `ranks_of` a process group; `kind_of`, in words |
-| on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
+| on a rank: what the judge is told | `mark`, `merciless_messages`, `next_world`, `sit_out`, `smaller_world`, `watch_products`; `record_files`, `record_training`, `elements` |
 | on a rank: the most memory at a moment | `Peak` |
+| files that a rank and its workers open, and bytes that it reads | on a rank `watch_reads`, `bytes_read`; `opened_by`, `most_read` |
 | a model that ranks split | `drawn_sizes`, `drawn_model`, `drawn_batch`; on a rank `parameters`, `gradients`, `attempt`; `check_refused`, `check_part`, `check_parts`, `must_have_gradients`, `check_norm`, to `EXACT` |
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file`, `saved_files` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
@@ -24,8 +25,9 @@
 """  # noqa: E501
 
 from grader.engine.inside.given import Given, plain_name
-from grader.engine.inside.observe import Reporter, mark, merciless_messages, next_world, smaller_world
+from grader.engine.inside.observe import Reporter, mark, merciless_messages, next_world, sit_out, smaller_world
 from grader.engine.inside.products import watch_products
+from grader.engine.inside.reads import bytes_read, watch_reads
 from grader.engine.inside.recording import elements, record_files, record_training
 from grader.engine.inside.returned import kind_of
 from grader.engine.jobs import batch, ends, header, stand_ins
@@ -55,6 +57,7 @@ from grader.kit.on_rank import (
 )
 from grader.kit.predictions import a_number, both, check_answers, known, named_apart, same_numbers, written
 from grader.kit.refusals import check_refusals
+from grader.kit.reads import most_read, opened_by
 from grader.kit.scripts import (
     REL,
     SAME_WEIGHTS,

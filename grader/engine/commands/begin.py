@@ -1,9 +1,11 @@
 """The first commands: start, data, lab."""
 
+import argparse
 import os
 import sys
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +15,9 @@ from grader.engine.commands.launch import run_once, say_report
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons, tracks
 from grader.engine.lesson.progress import lesson_map
+
+if TYPE_CHECKING:
+    from utils.data import Corpus
 
 
 @app.command(rich_help_panel=BEGIN)
@@ -46,17 +51,75 @@ def start() -> None:
 
 
 @app.command(rich_help_panel=BEGIN)
-def data() -> None:
-    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node."""
-    from utils.data import DataError, download_wikitext2, load_corpus
+def data(
+    shards: Annotated[
+        bool, typer.Option("--shards", help="write its tokens into files, for streaming_training")
+    ] = False,
+    of: Annotated[str, typer.Option("--data", help="the corpus, as for the scripts: builtin, random, a folder")] = "",
+    vocab: Annotated[
+        int, typer.Option("--vocab", metavar="N", min=0, help="with --shards: N pieces of words, in place of the words")
+    ] = 0,
+    file_size: Annotated[str, typer.Option(metavar="SIZE", help="with --shards: of each file, say 64MB")] = "1MiB",
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="of the shards; default: runs/shards/NAME")] = None,
+) -> None:
+    """Download WikiText-2 (13 MB) into the cache: on a cluster, once on a login node. Or write a corpus as shards."""
+    from utils.data import DataError, download_wikitext2, load_corpus, wikitext2_is_cached
 
+    if not shards and (of or vocab or out or file_size != "1MiB"):
+        fail("--data, --vocab, --file-size and --out are for --shards")
     try:
-        download_wikitext2()
-        corpus = load_corpus("wikitext-2")
+        if of in ("", "wikitext-2") and not (shards and wikitext2_is_cached()):
+            download_wikitext2()
+        corpus = load_corpus(of or "wikitext-2")
+        if shards:
+            say_shards(corpus, vocab, file_size, out)
+            return
     except DataError as problem:
         fail(problem)
     counts = ", ".join(f"{len(getattr(corpus, split)):,} {split}" for split in ("train", "validation", "test"))
     say(f"wikitext-2 is in the cache: {counts} tokens, {len(corpus.vocab):,} types")
+
+
+def say_shards(corpus: "Corpus", vocab: int, file_size: str, out: Path | None) -> None:
+    """Write a corpus as shards, unless they are there and whole; say where, and how to train on them."""
+    from utils.arguments import size
+    from utils.optional import lacks
+    from utils.pieces import LEAST, in_pieces
+    from utils.shards import check_checksums, is_sharded, open_shards
+    from utils.streams import write_corpus
+    from utils.whole import no_room
+
+    try:
+        most = size(file_size)
+    except argparse.ArgumentTypeError as problem:
+        fail(f"--file-size: {problem}")
+    if vocab:
+        if vocab < LEAST:
+            fail(f"--vocab {vocab} is less than {LEAST}: each byte needs a piece, so that any text can be written")
+        if line := lacks("tokenizers"):
+            fail(line)
+        corpus = in_pieces(corpus, vocab)
+    folder = out or lessons.COURSE / "runs" / "shards" / Path(corpus.name).name
+    if is_sharded(folder):
+        there = open_shards(folder)
+        check_checksums(there)
+        if there.name != corpus.name:
+            fail(f"{folder} has the shards of {there.name}; choose another --out")
+        say(f"{folder} is there already, and whole: all checksums agree")
+    else:
+        try:
+            there = write_corpus(corpus, folder, file_size=most)
+        except FileExistsError as problem:
+            fail(f"{problem}; choose another --out")
+        except OSError as problem:
+            fail(f"{folder} cannot be written: {no_room(problem) or problem.strerror}")
+    width = {"<u2": "uint16", "<u4": "uint32"}[there.train.dtype]
+    counts = ", ".join(
+        f"{split.tokens:,} {name} in {len(split.files)}"
+        for name, split in (("train", there.train), ("validation", there.validation), ("test", there.test))
+    )
+    say(f"{there.name}: {counts} files of {width}, {there.vocab_size:,} types")
+    say(f"train on it with any script: --data {os.path.relpath(folder)}")
 
 
 @app.command(rich_help_panel=BEGIN, context_settings={"ignore_unknown_options": True})

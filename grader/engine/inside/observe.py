@@ -26,6 +26,8 @@ JSON lines on the socket that each rank has to the judge:
     {"e": "overwritten", "name": "gathered"}
                                      and this to what it had returned before
     {"e": "boundary"}                the rank returned from the first of two calls, and waits until all ranks have
+    {"e": "opened", …} {"e": "read", …}
+                                     a file, and how many bytes; see `reads.py`
     {"e": "forward"} {"e": "step"}   signs of progress: the model ran, the optimizer stepped
     {"e": "crash", …} {"e": "exit", …} {"e": "end"}
     {"e": "fit"} {"e": "unfit", "text": why}
@@ -148,6 +150,12 @@ def next_world(ranks: int) -> None:
     """Limit the next process group to the first `ranks` ranks, as if a job had been started with so many."""
     Reporter.mine.world = ranks
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE="1" if Reporter.mine.on_gpu else str(ranks))
+
+
+def sit_out() -> None:
+    """This rank is not in the next process group, but perhaps in a later one: then it must count as the others do."""
+    Reporter.mine.meetings += 1
+    Reporter.mine.lives += 1
 
 
 def smaller_world(ranks: int, rank: int) -> bool:

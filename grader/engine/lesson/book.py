@@ -22,6 +22,7 @@ FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
 GUIDES = (
     "docs/students.md",
     "docs/planning.md",
+    "docs/data.md",
     "docs/instructors.md",
     "docs/teaching.md",
     "docs/sites.md",

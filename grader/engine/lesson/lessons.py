@@ -29,6 +29,7 @@ ORDER = (
     "02_data_parallel",
     "ddp_training",
     "lightning_training",
+    "streaming_training",
     "03_zero",
     "fsdp_training",
     "resilient_training",

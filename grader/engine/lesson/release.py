@@ -23,6 +23,7 @@ WITHOUT_GIT = (
     "README.md",
     "requirements.txt",
     "requirements-lightning.txt",
+    "requirements-tokenizers.txt",
     "pyproject.toml",
     "workbook",
     "nbgrader_config.py",

@@ -22,6 +22,8 @@ NEEDED = {
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
+    "opened": {"name", "reader", "times"},
+    "read": {"bytes"},
     "unfit": {"text"},
 }
 
@@ -129,7 +131,7 @@ FIELDS: dict[str, Callable[[Any, int], bool]] = (
         text,
     )
     | dict.fromkeys(("dtype", "detail", "elsewhere"), text_or_none)
-    | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size"), count)
+    | dict.fromkeys(("bytes", "id", "of", "work", "tag", "status", "rank", "world", "size", "reader", "times"), count)
     | dict.fromkeys(("peer", "source"), rank_or_none)
     | dict.fromkeys(("callers", "frames"), places)
     | {"t": time, "group": ranks, "pieces": pieces, "shape": shape, "where": place}
