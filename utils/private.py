@@ -26,6 +26,8 @@ OLDEST = "2.8"  # or earlier: what every release has that the course runs on
 
 # Imported, or read as a module's attribute.
 NAMES = {
+    # How a tensor lies in memory.
+    "torch._prims_common.suggest_memory_format": OLDEST,
     # Whether a storage is still alive.
     "torch.UntypedStorage._new_with_weak_ptr": OLDEST,
     # The dispatcher: every collective passes it, DDP's and FSDP's as well.
@@ -128,6 +130,13 @@ def without_overrides() -> Any:
 def storage_of(ref: StorageWeakRef) -> torch.UntypedStorage | None:
     """The storage behind a weak reference; None if it is gone."""
     return torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+
+
+def memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The format in which a tensor lies in memory, or which comes closest."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
 
 
 def forget_layouts() -> None:

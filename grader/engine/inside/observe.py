@@ -53,7 +53,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch._prims_common import suggest_memory_format
 from torch.distributed import distributed_c10d as c10d
 
 from grader.engine.inside import on_gpu
@@ -410,7 +409,7 @@ def announce(reporter: Reporter, name: str, given: dict) -> dict:
 
 def in_order(tensor: torch.Tensor) -> bool:
     """Whether a tensor is contiguous, or in channels_last, which NCCL takes, too (`check_gpu_single_tensor`)."""
-    return tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
+    return tensor.is_contiguous(memory_format=private.memory_format(tensor))
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
