@@ -114,9 +114,8 @@ def as_hdf5(folder: Path, everything: np.ndarray, cuts: np.ndarray) -> None:
 def from_hdf5(folder: Path, cuts: np.ndarray) -> Callable[[int, int], np.ndarray]:
     import h5py
 
-    tokens = h5py.File(folder / "tokens.h5", "r")[
-        "tokens"
-    ]  # opened in the worker: HDF5's handles do not survive a fork
+    # This runs in the worker: HDF5's handles do not survive a fork.
+    tokens = h5py.File(folder / "tokens.h5", "r")["tokens"]
     return lambda begin, end: tokens[begin:end]
 
 

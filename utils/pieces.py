@@ -23,13 +23,8 @@ def in_pieces(corpus: Corpus, vocab_size: int) -> Corpus:
     Args:
         vocab_size: at least LEAST; fewer pieces are made if the text has no more that come twice.
     """
-    from tokenizers import (
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        trainers,
-    )  # optional: requirements-tokenizers.txt
+    # Optional, see requirements-tokenizers.txt.
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
