@@ -43,7 +43,7 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
 def check_position(
     position: dict[str, Any], args: argparse.Namespace, same: Sequence[str], total_steps: int, of: object
 ) -> None:
-    """Exit with code 2 if the run saved as `of` cannot continue: the flags `same` had other values, or it is too long."""
+    """Exit with code 2 if the run saved as `of` cannot continue: flags in `same` have changed, or it is too long."""
     for name in same:
         if position[name] != getattr(args, name):
             fail(f"{of}: it was saved with --{name.replace('_', '-')} {position[name]}")
