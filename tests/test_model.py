@@ -203,9 +203,10 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         torch.save(saved, path)
         with pytest.raises(ValueError, match=message):
             load_model(path)
-    path.write_text("no checkpoint")
-    with pytest.raises(ValueError, match="plain tensors only"):
-        load_model(path)
+    for text in ("no checkpoint", "text"):  # torch raises different errors
+        path.write_text(text)
+        with pytest.raises(ValueError, match="plain tensors only"):
+            load_model(path)
     with pytest.raises(ValueError, match="plain tensors only"):
         load_model(tmp_path)  # a folder, as distributed checkpoints are
     with pytest.raises(FileNotFoundError):

@@ -48,7 +48,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
         saved = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as problem:
+    except (OSError, EOFError, RuntimeError, IndexError, pickle.UnpicklingError) as problem:  # "text": IndexError
         raise ValueError(f"{path} is not a checkpoint that holds plain tensors only") from problem
     if not isinstance(saved, dict) or not {"model", "config"} <= saved.keys():
         raise ValueError(f'{path} is not a checkpoint of a lesson: it needs the keys "model" and "config"')
