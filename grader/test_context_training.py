@@ -237,6 +237,15 @@ def share_on_rank(code, rank, world, grid, method, x, y):
     }
 
 
+def packed_share_on_rank(code, rank, world, grid, x, y, positions):
+    """With the check's own positions: TODO 7 may not be done yet."""
+    args = made_args(code, "--pack")
+    args.cp = grid[1]
+    code.positions_in = lambda documents: torch.tensor(positions)
+    share = code.my_share(torch.tensor(x), torch.tensor(y), EOS, made_mesh(*grid), args)
+    return kind_of(share) if not hasattr(share, "_asdict") else as_evidence(share._asdict())
+
+
 def drawn_text(student, rows, tokens, *purpose):
     """x and y, (rows, tokens), all of them different, without EOS; and some targets that do not count."""
     draw = torch.Generator().manual_seed(student.draw("text", *purpose).randrange(1 << 40))
@@ -273,6 +282,28 @@ def test_todo2_share(student):
             check_places(told, seen["places"], method, rank % cp, cp, tokens, rank)
         for rank, seen in enumerate(run.evidence):
             check_share(told, seen["share"], x, y, right_places(method, rank % cp, cp, tokens), rank)
+    check_packed_share(student)
+
+
+def check_packed_share(student):
+    """With --pack: positions that differ from sequence to sequence, and whole documents."""
+    draw = student.draw("packed share")
+    tokens, cp = 12, 3
+    x, y = drawn_text(student, 2, tokens, "packed")
+    x[0, draw.randrange(1, 6)] = EOS
+    x[1, [0, draw.randrange(6, 12)]] = EOS
+    positions = torch.tensor([draw.sample(range(48), tokens) for _ in range(2)])
+    how = dict(x=x.tolist(), y=y.tolist(), positions=positions.tolist())
+    run = student.call(packed_share_on_rank, world=cp, grid=(1, cp), **how)
+    whole = {"x": x, "y": y.masked_fill(x == EOS, IGNORE), "positions": positions}
+    hint = "With --pack each sequence has positions of its own, and `documents` is needed whole. What is cut, and how?"
+    for rank, share in enumerate(run.evidence):
+        expect(isinstance(share, dict), f"with --pack my_share returns {share}", "a Share", share, rank)
+        for name, tensor in whole.items():
+            told = f"with --pack --cp {cp}, the share's {name} on rank {rank}"
+            check_tensor(told, share.get(name), tensor[:, zigzag(rank, cp, tokens)], rank=rank, hint=hint)
+        told = f"with --pack --cp {cp}, the share's documents on rank {rank}"
+        check_tensor(told, share.get("documents"), (x == EOS).cumsum(dim=1), rank=rank, hint=hint)
 
 
 def check_places(told, seen, method, number, cp, tokens, rank):
@@ -343,7 +374,10 @@ def numbered(ends, sizes):
     return documents.cumsum(dim=1)
 
 
-def attend_on_rank(code, rank, world, grid, method, seed, sizes, ends=()):
+def attend_on_rank(code, rank, world, grid, method, seed, sizes, ends=(), same=()):
+    """`same`: which places of each sequence are in one document, where TODO 7 may not be done yet."""
+    if same:
+        code.same_document = lambda documents, rows, columns: torch.tensor(same)[:, None, rows][..., columns]
     args = made_args(code, "--cp-method", method)
     args.cp = grid[1]
     mesh = made_mesh(*grid)
@@ -370,11 +404,12 @@ def attention_case(student, method, cp, *purpose):
     return sizes, draw
 
 
-def check_attention(student, method, grid, seeds, sizes, ends=()):
+def check_attention(student, method, grid, seeds, sizes, ends=(), same=()):
     """Output and gradients of each rank's tokens, against whole sequences."""
     rows, cp = grid
     wholes = [student.reference(serial_attention, seed=seed, sizes=sizes, ends=ends) for seed in seeds]
-    how = dict(grid=grid, method=method, sizes=sizes, ends=ends)
+    unmasked = [student.reference(serial_attention, seed=seed, sizes=sizes, ends=()) for seed in seeds]
+    how = dict(grid=grid, method=method, sizes=sizes, ends=ends, same=same)
     private = Private([seeds[rank // cp] for rank in range(rows * cp)])
     run = student.call(attend_on_rank, world=rows * cp, seed=private, **how)
     told = f"on {rows} × {cp} ranks by {method}" + (", with documents" if ends else "")
@@ -385,13 +420,17 @@ def check_attention(student, method, grid, seeds, sizes, ends=()):
             name = f"{told}, the {what} of rank {rank}'s tokens"
             expect(what in seen, f"{name} is not there: autograd does not reach it", "a gradient", "none", rank)
             alone = student.reference(alone_attention, seed=seeds[rank // cp], sizes=sizes, places=places)
+            of = "the gradient of an" if what != "output" else "the"
+            wrongs = {f"{of} attention to this rank's keys alone, in the order in which they are stored": alone[what]}
+            if ends:
+                wrongs[f"{of} attention without documents"] = unmasked[rank // cp][what][:, :, places]
             check_tensor(
                 name,
                 seen[what],
                 right,
                 EXACT,
                 rank,
-                wrongs={"the attention to this rank's keys alone, in the order of its memory": alone[what]},
+                wrongs=wrongs,
                 than="the whole sequence's",
                 hint=DOCUMENTS if ends else "",
             )
@@ -445,6 +484,18 @@ def test_todo3_attention(student):
                 rank,
                 "Each method has its own call. Which one does this flag ask for?",
             )
+    for method, (rows, cp) in student.several([("ring", (1, 2)), ("ulysses", (1, 2))]):
+        sizes, draw = attention_case(student, method, cp, rows, "masked")
+        ends = drawn_ends(draw, sizes)
+        documents = numbered(ends, sizes)
+        same = (documents[:, :, None] == documents[:, None, :]).tolist()
+        check_attention(student, method, (rows, cp), draw.sample(range(1 << 40), rows), sizes, ends, same)
+
+
+def drawn_ends(draw, sizes):
+    """Where documents begin in two sequences: one in the first, two in the second, all at different places."""
+    places = draw.sample(range(1, sizes["tokens"]), 3)
+    return [places[:1], sorted(places[1:])]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -455,7 +506,7 @@ def objective_on_rank(code, rank, world, counts, loss):
     seen = []
     for number, mine in enumerate(counts):
         y = torch.full((2, 4), IGNORE)
-        y.view(-1)[: mine[rank]] = 1
+        y.view(-1)[: mine[rank]] = torch.arange(mine[rank]) % 3  # word 0 counts like any other
         value = torch.tensor(loss[number], dtype=torch.float64, requires_grad=True)
         given = value * 1.0
         made = code.objective(given, y)
@@ -491,11 +542,11 @@ def objective_on_rank(code, rank, world, counts, loss):
 def test_todo4_objective(student):
     draw = student.draw("objective")
     worlds = student.several((4, 3))
-    drawn = {}
+    drawn = {}  # world -> the counts of each case, and the loss of each rank in it; 0 where no target counts
     for world in worlds:
         unequal = shares(draw, world, most=8)
         counts = [unequal, [0] * world, [draw.randrange(1, 9)] * world]
-        drawn[world] = counts, [draw.uniform(1, 3) for _ in counts]
+        drawn[world] = counts, [draw.uniform(1, 3) if any(mine) else 0.0 for mine in counts]
         student.premise(len(set(unequal)) > 1, "the mean of the ranks' means")
     for world in worlds:
         counts, loss = drawn[world]
@@ -511,24 +562,25 @@ def check_factor(counts, seen, loss, rank):
     expect(not isinstance(seen["made"], str), f"{told} objective returns {seen['made']}", "a loss", seen["made"], rank)
     expect(seen["factor"] is not None, f"{told} no gradient reaches the loss on rank {rank}", "one", "none", rank)
     right = counts[rank] * world / total if total else 0.0
-    wrongs = {}
-    if total:
-        mistakes = {
-            "its number of targets over the number of all targets, and then FSDP divides by the ranks": counts[rank]
-            / total,
-            "1: each rank counts alike, however many targets it has": 1.0,
-            "its number of targets, divided by nothing": float(counts[rank]),
-            "the number of all targets": float(total),
-        }
-        wrongs = {f"{words}": torch.tensor(value, dtype=torch.float64) for words, value in mistakes.items()}
+    if not total:  # the loss is 0, and so is what is made of it, whatever its factor
+        whole = seen["made"].item() == 0 and math.isfinite(seen["factor"].item())
+        hint = "No target counts anywhere, as in a batch of empty lines. What is divided by, then?"
+        expect(whole, f"{told}, objective returns {seen['made'].item()} on rank {rank}", 0.0, seen["made"], rank, hint)
+        return
+    mistakes = {
+        "its number of targets over the number of all targets, and then FSDP divides by the ranks": counts[rank]
+        / total,
+        "1: each rank counts alike, however many targets it has": 1.0,
+        "its number of targets, divided by nothing": float(counts[rank]),
+        "the number of all targets": float(total),
+    }
     check_tensor(
         f"{told}, the factor by which objective scales rank {rank}'s loss",
         seen["factor"],
         torch.tensor(right, dtype=torch.float64),
-        1e-6 if right else 0.0,  # counts may be divided in float32
+        1e-6,  # counts may be divided in float32
         rank,
-        wrongs={} if right == 0 else wrongs,
-        hint="" if total else "No target counts anywhere, as in a batch of empty lines. What is divided by, then?",
+        wrongs={words: torch.tensor(value, dtype=torch.float64) for words, value in mistakes.items()} if right else {},
     )
     kept = math.isclose(seen["loss"].item(), loss, rel_tol=1e-12)
     expect(kept, f"{told} objective changes the loss that the log adds up", loss, seen["loss"].item(), rank)
@@ -540,18 +592,21 @@ def check_factor(counts, seen, loss, rank):
 
 def text_of(length, seq_len, vocab):
     draw = torch.Generator().manual_seed(length)
-    return Windows(torch.randint(1, vocab, (length,), generator=draw), seq_len, EOS, drop_last=False)
+    return Windows(torch.randint(vocab, (length,), generator=draw), seq_len, EOS, drop_last=False)
 
 
 def small_model(seed, sizes):
     return drawn_model(seed, {**sizes, "batch": 1, "layers": 1})
 
 
-def evaluate_on_rank(code, rank, world, grid, method, sizes, lengths):
+def evaluate_on_rank(code, rank, world, grid, method, sizes, lengths, pack):
+    """With --pack, but as if positions and masks were not done yet, as TODO 7 may be."""
     from torch.distributed.fsdp import fully_shard
 
+    code.positions_in = lambda documents: torch.arange(documents.shape[1]).expand_as(documents)
+    code.same_document = lambda documents, rows, columns: None
     args = made_args(code, "--cp-method", method)
-    args.cp, args.seq_len = grid[1], sizes["length"]
+    args.cp, args.seq_len, args.pack = grid[1], sizes["length"], pack
     mesh = made_mesh(*grid)
     model = small_model(0, sizes)
     code.attend_over_context(model, mesh, args)
@@ -565,12 +620,13 @@ def evaluate_on_rank(code, rank, world, grid, method, sizes, lengths):
 
 
 @torch.no_grad()
-def serial_evaluation(sizes, lengths, cp):
+def serial_evaluation(sizes, lengths, cp, pack):
     """The mean over all targets; and the mean that takes each part of a row for a whole row."""
     model, means = small_model(0, sizes), []
     for length in lengths:
         total = count = wrong = weight = 0.0
         for x, y in text_of(length, sizes["length"], sizes["vocab"]):
+            y = y.masked_fill(x == EOS, IGNORE) if pack else y
             each = F.cross_entropy(model(x[None])[0], y, ignore_index=IGNORE, reduction="none")
             total, count = total + each.sum().item(), count + (y != IGNORE).sum().item()
             for rank in range(cp):
@@ -597,30 +653,25 @@ def serial_evaluation(sizes, lengths, cp):
 )
 def test_todo5_evaluate(student):
     draw = student.draw("evaluate")
-    trials = [("ring", (2, 2)), ("ring", (1, 3))]
+    trials = [(False, (2, 2)), (True, (1, 3))]
     chosen = {}
-    for method, (rows, cp) in student.several(trials):
+    for pack, (rows, cp) in student.several(trials):
         length = 4 * cp
-        sizes = {"vocab": draw.choice(WORDS), "dim": 12, "heads": 3, "length": length}
+        sizes = {"vocab": 5 if pack else draw.choice(WORDS), "dim": 12, "heads": 3, "length": length}
         # A window of one token; one that ends in a later piece; fewer windows than rows.
         lengths = [3 * length + 1, 2 * length + draw.randrange(2, length), length - 1]
-        means = student.reference(serial_evaluation, sizes=sizes, lengths=lengths, cp=cp)
+        means = student.reference(serial_evaluation, sizes=sizes, lengths=lengths, cp=cp, pack=pack)
         told_apart = any(not math.isclose(right, wrong, rel_tol=1e-4) for right, wrong in means)
         student.premise(told_apart, "a row's number of targets for a rank's")
-        chosen[method, rows, cp] = sizes, lengths, means
-    for (method, rows, cp), (sizes, lengths, means) in chosen.items():
-        how = dict(grid=(rows, cp), method=method, sizes=sizes, lengths=lengths)
+        chosen[pack, rows, cp] = sizes, lengths, means
+    for (pack, rows, cp), (sizes, lengths, means) in chosen.items():
+        how = dict(grid=(rows, cp), method="ring", sizes=sizes, lengths=lengths, pack=pack)
         run = student.call(evaluate_on_rank, world=rows * cp, **how)
         for rank, seen in enumerate(run.evidence):
             for length, (right, _), mean in zip(lengths, means, seen, strict=True):
-                expect(
-                    math.isclose(mean, right, rel_tol=1e-6),
-                    f"on {rows} × {cp} ranks, evaluate returns a wrong mean for a text of {length} words in windows of"
-                    f" {sizes['length']}",
-                    right,
-                    mean,
-                    rank,
-                )
+                told = f"on {rows} × {cp} ranks{' with --pack' * pack}, evaluate's mean is wrong for a text of {length}"
+                same = math.isclose(mean, right, rel_tol=1e-6)
+                expect(same, f"{told} words in windows of {sizes['length']}", right, mean, rank)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -636,6 +687,34 @@ def shard_on_rank(code, rank, world, grid, seed, sizes):
         "blocks": [type(block).__name__ for block in model.blocks],
         "grads": gradients(model),
     }
+
+
+def precision_on_rank(code, rank, world, seed, sizes):
+    """The dtypes in which --dtype bfloat16 computes a block."""
+    args, seen = made_args(code), []
+    args.dtype = "bfloat16"
+    model = code.shard(drawn_model(0, sizes).float(), made_mesh(1, world), args)
+    model.blocks[0].attention.register_forward_pre_hook(
+        lambda part, inputs: seen.append([str(part.q.weight.dtype), str(inputs[0].dtype)])
+    )
+    mark()
+    model(*drawn_batch(seed, sizes)).backward()
+    mark()
+    return seen
+
+
+def check_precision(student, sizes, seed):
+    """With --dtype bfloat16, weights are gathered in it, and gradients are added up in float32."""
+    run = student.call(precision_on_rank, world=2, seed=seed, sizes=sizes)
+    hint = (
+        "utils.after_fsdp_training has what fsdp_training taught: the dtypes of a sharded model. What is it given to?"
+    )
+    for rank, seen in enumerate(run.evidence):
+        told = f"with --dtype bfloat16 a block's weights and input on rank {rank} are in {' and '.join(seen[0])}"
+        expect(seen[0] == ["torch.bfloat16"] * 2, told, "bfloat16", seen[0], rank, hint)
+        summed = [event for event in cases(run.events)[0][rank] if event["e"] == "op" and "reduce" in event["op"]]
+        halves = [event["op"] for event in summed if event["dtype"] == "bfloat16"]
+        expect(not halves, f"with --dtype bfloat16 rank {rank} adds up gradients in it", "float32", halves, rank, hint)
 
 
 def serial_shards(sizes, seeds):
@@ -697,6 +776,7 @@ def test_todo6_shards(student):
             unwrapped = [name for name in seen["blocks"] if not name.startswith("FSDP")]
             expect(not unwrapped, f"{told}, a block is not a unit of its own", "FSDPBlock", unwrapped, rank)
         check_parts(told, [seen["grads"] for seen in run.evidence], whole["grads"])
+    check_precision(student, sizes, draw.randrange(1 << 40))
     check_law(student, serial, student.several(RUNS))
 
 
@@ -750,12 +830,6 @@ def drawn_documents(student):
     order = draw.sample(ends, 3)
     first = draw.choice((0, 1))
     return tokens, order, first
-
-
-def packed_share_on_rank(code, rank, world, grid, x, y):
-    args = made_args(code, "--pack")
-    args.cp = grid[1]
-    return as_evidence(code.my_share(torch.tensor(x), torch.tensor(y), EOS, made_mesh(*grid), args)._asdict())
 
 
 def packed_run(data, seq_len, steps, batch):
@@ -814,12 +888,10 @@ def test_todo7_documents(student):
     apart = any(not math.isclose(a, b, rel_tol=3e-4) for a, b in zip(packed["losses"], packed["unpacked"]))
     student.premise(apart, "a run without documents")
     check_documents(student)
-    check_packed_share(student)
     for method, (rows, cp) in student.several([("ring", (1, 3)), ("ulysses", (2, 2)), ("ring", (1, 1))]):
         sizes, draw = attention_case(student, method, cp, rows, "documents")
-        sizes |= {"tokens": 4 * cp, "batch": 2}
-        # One continues over a border between ranks, one begins in the middle of a piece.
-        ends = [[draw.randrange(1, 4 * cp)], sorted(draw.sample(range(1, 4 * cp), 2))]
+        sizes |= {"tokens": 4 * cp}
+        ends = drawn_ends(draw, sizes)
         check_attention(student, method, (rows, cp), draw.sample(range(1 << 40), rows), sizes, ends)
     check_packed_runs(student, packed, data)
 
@@ -858,22 +930,6 @@ def check_mask(documents, rows, columns, mask):
         pair = f"the query at {query} is in document {a}, the key at {key} in {b}"
         expected, seen = right[row, 0, i, j].item(), mask[row, 0, i, j].item()
         raise Wrong(f"{told} is wrong for sequence {row}: {pair}", expected, seen, hint=hint)
-
-
-def check_packed_share(student):
-    draw = student.draw("packed share")
-    tokens, cp = 12, 3
-    x, y = drawn_text(student, 2, tokens, "packed")
-    x[0, draw.randrange(1, 6)] = EOS
-    x[1, [0, draw.randrange(6, 12)]] = EOS
-    documents = (x == EOS).cumsum(dim=1)
-    run = student.call(packed_share_on_rank, world=cp, grid=(1, cp), x=x.tolist(), y=y.tolist())
-    whole = {"x": x, "y": y.masked_fill(x == EOS, IGNORE), "positions": places_in_documents(documents)}
-    for rank, share in enumerate(run.evidence):
-        for name, tensor in whole.items():
-            told = f"with --pack --cp {cp}, the share's {name} on rank {rank}"
-            check_tensor(told, share[name], tensor[:, zigzag(rank, cp, tokens)], rank=rank)
-        check_tensor(f"with --pack --cp {cp}, the share's documents on rank {rank}", share["documents"], documents)
 
 
 @hinted(

@@ -126,13 +126,13 @@ WRONG = [
         says="factor",
     ),
     # TODO 5
-    Answer(5, "every target", swap=("(share.y != IGNORE).sum()", "share.y.numel()"), says="wrong mean"),
-    Answer(5, "a mean of means", swap=("(share.y != IGNORE).sum()", "torch.tensor(1)"), says="wrong mean"),
+    Answer(5, "every target", swap=("(share.y != IGNORE).sum()", "share.y.numel()"), says="mean is wrong"),
+    Answer(5, "a mean of means", swap=("(share.y != IGNORE).sum()", "torch.tensor(1)"), says="mean is wrong"),
     Answer(
         5,
         "windows that are short are left out",
         swap=("n_targets = (share.y != IGNORE).sum()", "n_targets = (share.y != IGNORE).all() * share.y.numel()"),
-        says="wrong mean",
+        says="mean is wrong",
     ),
     # TODO 6
     Answer(6, "sharded over the data axis", swap=('{"mesh": everyone,', '{"mesh": mesh["data"],'), says="numbers"),
@@ -146,13 +146,13 @@ WRONG = [
         says="places in the sequence",
     ),
     Answer(7, "no mask", [None, "return None"], says="mask"),
-    Answer(7, "the mask turned round", swap=("[:, rows, None] ==", "[:, rows, None] !="), says="opposite"),
+    Answer(7, "the mask turned round", swap=("[:, queries, None] ==", "[:, queries, None] !="), says="opposite"),
     Answer(
         7,
         "rows and columns swapped",
         swap=(
-            "(documents[:, rows, None] == documents[:, None, columns])",
-            "(documents[:, columns, None] == documents[:, None, rows])",
+            "(documents[:, queries, None] == documents[:, None, keys])",
+            "(documents[:, keys, None] == documents[:, None, queries])",
         ),
         says="mask",
     ),
@@ -160,8 +160,8 @@ WRONG = [
         7,
         "the first sequence's documents for all",
         swap=(
-            "(documents[:, rows, None] == documents[:, None, columns])",
-            "(documents[:1, rows, None] == documents[:1, None, columns])",
+            "(documents[:, queries, None] == documents[:, None, keys])",
+            "(documents[:1, queries, None] == documents[:1, None, keys])",
         ),
         says="mask",
     ),
@@ -172,16 +172,75 @@ WRONG = [
         swap=("documents[:, 1:] != documents[:, :-1]", "documents[:, 1:] == 0"),
         says="positions_in",
     ),
-    Answer(7, "no dimension for the heads", swap=("columns])[:, None]", "columns])"), says="has shape"),
+    Answer(7, "no dimension for the heads", swap=("keys])[:, None]", "keys])"), says="has shape"),
     Answer(
         7,
         "earlier documents are seen",
-        swap=("(documents[:, rows, None] ==", "(documents[:, rows, None] >="),
+        swap=("(documents[:, queries, None] ==", "(documents[:, queries, None] >="),
         says="mask",
+    ),
+    # What others made of the text and the solution alone
+    Answer(2, "places as positions with --pack", [None, "return Share(x[:, places], y[:, places], places, documents)"]),
+    Answer(
+        2,
+        "documents cut with the tokens",
+        swap=(", documents)", ", documents if documents is None else documents[:, places])"),
+    ),
+    Answer(2, "no documents", swap=(", documents)", ", None)")),
+    Answer(
+        2,
+        "positions that start anew in the part",
+        swap=(
+            "positions[..., places]",
+            "positions[places] if documents is None else positions_in(documents[:, places])",
+        ),
+    ),
+    Answer(3, "no mask for Ulysses", swap=("group, self.whole_mask(tokens))", "group)"), says="without documents"),
+    Answer(
+        3,
+        "the ring without documents",
+        swap=("self.ring_blocks(tokens)", "in_zigzag(dist.get_rank(group), dist.get_world_size(group), tokens)"),
+        says="without documents",
+    ),
+    Answer(3, "the mask of a part", swap=("self.whole_mask(tokens)", "self.whole_mask(q_BHCK.shape[2])")),
+    Answer(
+        3,
+        "the first sequence's mask for all",
+        swap=(
+            "return ulysses(q_BHCK, k_BHCK, v_BHCK, group, self.whole_mask(tokens))",
+            "mask = self.whole_mask(tokens)\n    return ulysses(q_BHCK, k_BHCK, v_BHCK, group, mask if mask is None else mask[:1])",
+        ),
+    ),
+    Answer(4, "targets above 0", swap=("y != IGNORE", "y > 0"), says="factor"),
+    Answer(
+        5,
+        "targets without what --pack hides",
+        swap=("(share.y != IGNORE).sum()", "(y[:, my_places(y.shape[1], mesh, args).to(y.device)] != IGNORE).sum()"),
+        says="with --pack",
+    ),
+    Answer(5, "words above 0", swap=("share.y != IGNORE", "share.y > 0"), says="mean is wrong"),
+    Answer(5, "<eos> does not count", swap=("share.y != IGNORE", "(share.y != IGNORE) & (share.y != eos)")),
+    Answer(6, "the weights' dtype forgotten", swap=(', "mp_policy": precision(args)', ""), says="bfloat16"),
+    Answer(
+        7,
+        "positions of the first sequence for all",
+        swap=("documents[:, 1:] != documents[:, :-1]", "documents[:1, 1:] != documents[:1, :-1]"),
+        says="positions_in",
     ),
 ]
 
 RIGHT = [
+    Answer(
+        4,
+        "by the mean number of targets",
+        """
+        mine = (y != IGNORE).sum()
+        mean = mine.double()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        return loss * (mine / mean) if mean > 0 else loss
+        """,
+    ),
     Answer(
         1,
         "from a table of ranks",
@@ -208,7 +267,7 @@ RIGHT = [
         [
             """
         rank, world = mesh.get_local_rank("context"), mesh["context"].size()
-        if args.cp_method == "ulysses" or world == 1:
+        if args.cp_method == "ulysses":
             part = tokens // world
             return torch.arange(rank * part, (rank + 1) * part)
         size = tokens // (2 * world)
@@ -287,7 +346,7 @@ RIGHT = [
         """,
             """
         table = documents.unsqueeze(1).unsqueeze(3) == documents.unsqueeze(1).unsqueeze(2)
-        return table.index_select(2, rows.to(table.device)).index_select(3, columns.to(table.device))
+        return table.index_select(2, queries.to(table.device)).index_select(3, keys.to(table.device))
         """,
         ],
     ),

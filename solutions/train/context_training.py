@@ -14,7 +14,7 @@ utils/after_06_context_parallel.py) and on fsdp_training: it starts as that scri
 (utils/after_fsdp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers, which is not
 always the order of the lines; `./workbook check context_training` says how far you have got.
 
-Words: a *row* is the ranks that hold one sequence, each a part of its tokens; a *place* is where a token is in its whole
+Words: a *row* is the ranks that hold one sequence together, each a part of its tokens; a *place* is where a token is in its whole
 sequence, counted from 0. A *mesh* is a grid of ranks with named axes. Letters in names are shapes: B sequences, T tokens
 of a sequence, C tokens of it on one rank, H heads, K numbers per head.
 
@@ -177,14 +177,14 @@ class Share(NamedTuple):
 
 def my_places(tokens: int, mesh: DeviceMesh, args: argparse.Namespace) -> Tensor:
     """The places of this rank's tokens in a sequence of `tokens` tokens, int64 (C,), in the order of the rank's memory."""
+    if mesh["context"].size() == 1:  # a row of one rank has whole sequences, of any length
+        return torch.arange(tokens)
     # TODO 2: Give each rank its part of every sequence. First, which places.
-    # Under a causal mask a late token has more keys to see than an early one. In a ring every rank waits for the one
-    # with the most work, so places_in_zigzag(rank, world, tokens) divides the places evenly, the head and the tail
-    # together. Ulysses has the whole sequence on each rank while it attends: its parts are consecutive.
+    # Under a causal mask a late token sees more keys than an early one. In a ring every rank waits for the one with the
+    # most work, so places_in_zigzag(rank, world, tokens) gives each rank one early and one late piece. Ulysses has the
+    # whole sequence on each rank while it attends: its parts are consecutive.
     ### BEGIN SOLUTION
     rank, world = mesh.get_local_rank("context"), mesh["context"].size()
-    if world == 1:
-        return torch.arange(tokens)
     if args.cp_method == "ring":
         return places_in_zigzag(rank, world, tokens)
     return torch.arange(tokens).chunk(world)[rank]
@@ -204,7 +204,8 @@ def my_share(x: Tensor, y: Tensor, eos: int, mesh: DeviceMesh, args: argparse.Na
         documents = (x == eos).cumsum(dim=1)
         positions = positions_in(documents)
     # TODO 2, again: the share itself. Tokens, targets and positions follow the places; `documents` stays whole, since a
-    # rank needs to know the other ranks' documents, too. A part with the wrong positions trains, and learns nonsense.
+    # rank needs to know the other ranks' documents, too. With wrong positions the model still trains, but learns
+    # nonsense.
     ### BEGIN SOLUTION
     return Share(x[:, places], y[:, places], positions[..., places], documents)
     ### STUDENT
@@ -216,8 +217,8 @@ def positions_in(documents: Tensor) -> Tensor:
     """Each token's position in its document, from 0: int64 (B, T). `documents` has each token's document, (B, T),
     numbered along the sequence.
     """
-    # TODO 7: Let each document be alone, wherever it is packed. First, positions start anew in every document.
-    # Documents are cut at a sequence's ends: what is left of one at the start of a sequence begins at position 0.
+    # TODO 7: Keep documents apart, wherever they are packed. First, positions start anew in every document.
+    # A sequence may begin in the middle of a document: the rest of it starts at position 0, too.
     ### BEGIN SOLUTION
     places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
@@ -228,13 +229,13 @@ def positions_in(documents: Tensor) -> Tensor:
     ### END SOLUTION
 
 
-def same_document(documents: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """Which queries, at the places `rows`, and keys, at the places `columns`, are of one document: bool
-    (B, 1, len(rows), len(columns)), for all heads; None: all are.
+def same_document(documents: Tensor, queries: Tensor, keys: Tensor) -> Tensor | None:
+    """Which queries, at the places `queries`, and keys, at the places `keys`, are of one document: bool
+    (B, 1, len(queries), len(keys)), the 1 for all heads; None: all are.
     """
     # TODO 7, again: the mask between any two sets of places. A document may continue on another rank.
     ### BEGIN SOLUTION
-    return (documents[:, rows, None] == documents[:, None, columns])[:, None]
+    return (documents[:, queries, None] == documents[:, None, keys])[:, None]
     ### STUDENT
     # return None
     ### END SOLUTION
@@ -254,9 +255,10 @@ class ContextAttention:
             mask = self.whole_mask(tokens)
             return scaled_dot_product_attention(q_BHCK, k_BHCK, v_BHCK, attn_mask=mask, is_causal=mask is None)
         # TODO 3: Attend to the tokens of the whole row, by args.cp_method.
-        # As given, a rank's queries see this rank's keys alone, in the order of its memory. ring_attention(q, k, v,
+        # As given, a rank's queries see this rank's keys alone, in the order in which they are stored. ring_attention(q, k, v,
         # blocks, group) and ulysses(q, k, v, group, mask) attend over the ranks of a process group; ring_blocks and
-        # whole_mask, below, make their blocks and their mask. mesh.get_group(axis) is the group of this rank's line.
+        # whole_mask, below, make their blocks and their mask. mesh.get_group(axis) is the group of the ranks in
+        # line with this one along that axis.
         ### BEGIN SOLUTION
         group = self.mesh.get_group("context")
         if self.args.cp_method == "ring":
@@ -345,7 +347,7 @@ def objective(loss: Tensor, y: Tensor) -> Tensor:
     # TODO 4: Let every target of the global batch count alike.
     # FSDP averages the gradients of all ranks, so as given each rank counts alike. That is the serial run's gradient as
     # long as all ranks have equally many targets that count (y != IGNORE). With --pack they have not; a rank may have
-    # none, and all together may have none. (`loss` itself is what the log adds up; leave it as it is.)
+    # none, and all together may have none, where `loss` is 0. (`loss` itself is what the log adds up; leave it as it is.)
     ### BEGIN SOLUTION
     mine = (y != IGNORE).sum()
     everyones = mine.clone()
@@ -367,8 +369,8 @@ def evaluate(
     for x, y in in_step(loader, device, args):
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         # TODO 5: Validate on shares, too.
-        # As given, each rank counts a row's targets as if it had seen them all. The last window of a set is padded with
-        # targets that do not count, and they are all at its end: on some ranks and not on others.
+        # As given, each rank counts the targets of the whole sequences, though it saw only its part. The last window of
+        # a set is padded with targets that do not count, all at its end: on some ranks and not on others.
         ### BEGIN SOLUTION
         share = my_share(x, y, eos, mesh, args)
         n_targets = (share.y != IGNORE).sum()
