@@ -374,7 +374,7 @@ def numbered(ends, sizes):
     return documents.cumsum(dim=1)
 
 
-def attend_on_rank(code, rank, world, grid, method, seed, sizes, ends=(), same=()):
+def attend_on_rank(code, rank, world, grid, method, seed, sizes, places, ends=(), same=()):
     """`same`: which places of each sequence are in one document, where TODO 7 may not be done yet."""
     if same:
         code.same_document = lambda documents, rows, columns: torch.tensor(same)[:, None, rows][..., columns]
@@ -383,7 +383,6 @@ def attend_on_rank(code, rank, world, grid, method, seed, sizes, ends=(), same=(
     mesh = made_mesh(*grid)
     attention = code.ContextAttention(mesh, args)
     attention.documents = numbered(ends, sizes) if ends else None
-    places = right_places(method, rank % grid[1], grid[1], sizes["tokens"])
     q, k, v, grad = (tensor[:, :, places].clone() for tensor in drawn_attention(seed, sizes))
     for tensor in (q, k, v):
         tensor.requires_grad_()
@@ -409,7 +408,8 @@ def check_attention(student, method, grid, seeds, sizes, ends=(), same=()):
     rows, cp = grid
     wholes = [student.reference(serial_attention, seed=seed, sizes=sizes, ends=ends) for seed in seeds]
     unmasked = [student.reference(serial_attention, seed=seed, sizes=sizes, ends=()) for seed in seeds]
-    how = dict(grid=grid, method=method, sizes=sizes, ends=ends, same=same)
+    places = Private([right_places(method, rank % cp, cp, sizes["tokens"]) for rank in range(rows * cp)])
+    how = dict(grid=grid, method=method, sizes=sizes, places=places, ends=ends, same=same)
     private = Private([seeds[rank // cp] for rank in range(rows * cp)])
     run = student.call(attend_on_rank, world=rows * cp, seed=private, **how)
     told = f"on {rows} × {cp} ranks by {method}" + (", with documents" if ends else "")
