@@ -109,7 +109,7 @@ WRONG = [
     # TODO 4
     Answer(4, "FSDP's mean forgotten", swap=(" * dist.get_world_size()", ""), says="FSDP divides"),
     Answer(4, "division by the ranks' own number", swap=("dist.all_reduce(everyones)", "pass"), says="factor"),
-    Answer(4, "nan where nothing counts", swap=("everyones.clamp(min=1)", "everyones"), says="factor"),
+    Answer(4, "nan where nothing counts", swap=("everyones.clamp(min=1)", "everyones"), says="returns nan"),
     Answer(4, "divided by nothing", swap=(" * dist.get_world_size() / everyones.clamp(min=1)", ""), says="nothing"),
     Answer(4, "all positions count", swap=("(y != IGNORE).sum()", "torch.tensor(y.numel())"), says="factor"),
     Answer(
@@ -195,7 +195,7 @@ WRONG = [
             "positions[places] if documents is None else positions_in(documents[:, places])",
         ),
     ),
-    Answer(3, "no mask for Ulysses", swap=("group, self.whole_mask(tokens))", "group)"), says="without documents"),
+    Answer(3, "no mask for Ulysses", swap=("group, self.whole_mask(tokens))", "group)"), says="with documents"),
     Answer(
         3,
         "the ring without documents",
