@@ -226,17 +226,18 @@ def check_chunks(own: nn.Module) -> None:
     Tensor parallelism cuts a table, and fully_shard cuts the parts again. For some uneven sizes torch (2.13) computes
     wrong offsets: "currently, we cannot handle strided sharding if the dp dimension is not even"
     (torch/distributed/_state_dict_utils.py). Then first weights cannot be distributed, and dcp.save fails hours later.
+    And before 2.10, where such parts are uneven, `full_tensor` returns other numbers, without a word.
     """
     from torch.distributed.tensor import DTensor  # imported here: it takes a second, and only this function needs it
 
-    lost = None
+    lost, uneven = None, ""
     for name, p in own.named_parameters():
         if isinstance(p, DTensor):
+            cuts = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
             if private.told_shape(p) != tuple(p.to_local().shape):
-                cuts = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
                 lost = name, len(p), cuts
-            elif any(map(private.is_strided, p.placements)) and (lacking := releases.lacks(*releases.CUT_TWICE_SINCE)):
-                fail(lacking)  # on all ranks alike
+            elif any(map(private.is_strided, p.placements)) and min(cuts) > 1 and len(p) % math.prod(cuts):
+                uneven = uneven or f"the {len(p)} rows of {name}, cut into {' × '.join(map(str, cuts))} parts"
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, lost)
     for name, rows, cuts in filter(None, found):
@@ -245,6 +246,8 @@ def check_chunks(own: nn.Module) -> None:
             f"track of, and could not be saved: take a --tp that divides {rows} (1 always does), at most 2 shards, or "
             f"a vocabulary padded to {rows + -rows % math.prod(cuts)} words"
         )
+    if uneven and (lacking := releases.lacks(*releases.CUT_TWICE_SINCE)):  # on all ranks alike, if none has ended above
+        fail(f"{uneven}: {lacking}; or take --tp 1, or as many as there are ranks")
 
 
 def joined(parts: list[nn.Module]) -> nn.Module:

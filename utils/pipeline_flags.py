@@ -81,7 +81,7 @@ class Same(torch.autograd.Function):
 
 def splits_backward() -> bool:
     """Whether this torch can compute the gradients of such a function's inputs at one time, and of its weights at
-    another, as the zero-bubble schedule does: 2.13 can, 2.11 cannot.
+    another, as the zero-bubble schedule does: 2.13 can, 2.12 cannot.
     """
     try:
         Same.apply(torch.ones((), requires_grad=True)).grad_fn._input_metadata  # which torch then reads
