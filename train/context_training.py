@@ -1,22 +1,22 @@
 r"""Train on sequences that no device holds: context parallel (CP), with all weights sharded over all ranks.
 
-Four ranks, each with a quarter:  torchrun --nproc-per-node 4 train/context_training.py --cp 4
-Tokens exchanged for heads:       torchrun --nproc-per-node 4 train/context_training.py --cp 2 --cp-method ulysses
-Documents that do not see others: torchrun --nproc-per-node 2 train/context_training.py --cp 2 --pack
-Stop and resume:                  torchrun --nproc-per-node 4 train/context_training.py --cp 4 --save-every 50
-                                  python train/context_training.py --resume runs/context_training/step-100
-One process:                      python train/context_training.py
-More nodes:                       sbatch sbatch/context_training.sbatch              (JURECA)
-                                  qsub sbatch/context_training.pbs                   (Polaris)
+Each with a quarter:  torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/context_training.py --cp 4
+Tokens for heads:     torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/context_training.py --cp 2 --cp-method ulysses
+Documents kept apart: torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/context_training.py --cp 2 --pack
+Stop and resume:      torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/context_training.py --cp 4 --save-every 50
+                      python train/context_training.py --resume runs/context_training/step-100
+One process:          python train/context_training.py
+More nodes:           sbatch sbatch/context_training.sbatch              (JURECA)
+                      qsub sbatch/context_training.pbs                   (Polaris)
 
 It builds on 06_context_parallel (attention in a ring, and by all-to-all; what you built there is now in
 utils/after_06_context_parallel.py) and on fsdp_training: it starts as that script's solution
 (utils/after_fsdp_training.py), and runs at every stage. Fill the TODOs in the order of their numbers, which is not
 always the order of the lines; `./workbook check context_training` says how far you have got.
 
-Words: a *row* is the ranks that hold one sequence together, each a part of its tokens; a *place* is where a token is in its whole
-sequence, counted from 0. A *mesh* is a grid of ranks with named axes. Letters in names are shapes: B sequences, T tokens
-of a sequence, C tokens of it on one rank, H heads, K numbers per head.
+Words: a *row* is the ranks that hold one sequence together, each a part of its tokens; a *place* is where a token is
+in its whole sequence, counted from 0. A *mesh* is a grid of ranks with named axes. Letters in names are shapes: B
+sequences, T tokens of a sequence, C tokens of it on one rank, H heads, K numbers per head.
 
 A sequence that does not fit. One sequence of 2,048 tokens is a whole batch, which data parallel cannot divide. When all
 TODOs are right, run this on 1, 2 and 4 ranks, each with its own --out, and fill the table from the reports (a run that

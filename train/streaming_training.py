@@ -1,9 +1,9 @@
 """Train on text that does not fit into memory: shards on disk, read by several processes, and resumed anywhere.
 
-Two processes:  torchrun --nproc-per-node 2 train/streaming_training.py --workers 2
+Two processes:  torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/streaming_training.py --workers 2
 Larger text:    ./workbook data --shards; then --data runs/shards/wikitext-2
-Stop, resume:   torchrun --nproc-per-node 2 train/streaming_training.py --save-every 20 --max-steps 50
-                torchrun --nproc-per-node 4 train/streaming_training.py --resume runs/streaming_training
+Stop, resume:   torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/streaming_training.py --save-every 20 --max-steps 50
+                torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/streaming_training.py --resume runs/streaming_training
 One process:    python train/streaming_training.py
 More nodes:     sbatch sbatch/streaming_training.sbatch              (JURECA)
                 qsub sbatch/streaming_training.pbs                   (Polaris)

@@ -39,7 +39,7 @@ from utils.costs.memory import (
     tokens,
 )
 from utils.costs.messages import Sent, all_gather, all_reduce, messages, tensor_messages
-
+from utils.costs.published import band
 from utils.costs.search import AXES, SETTINGS, USABLE, Choice, distinct, does_not_divide, judge, plans, roomy
 from utils.costs.seconds import bubble, share_of_peak, step_time
 
@@ -62,6 +62,7 @@ __all__ = [
     "alive",
     "all_gather",
     "all_reduce",
+    "band",
     "block_activations",
     "block_parameters",
     "bubble",

@@ -237,7 +237,6 @@ def show(model: str, gpus: int, machine: str, batch: int) -> None:
 def table(model: Model, machine: Machine, good: Sequence[Any]) -> str:
     """The plans as Markdown: axes, micro-batch, recomputing, memory, seconds and their error, share of the peak."""
     from utils import costs
-    from utils.costs import published
 
     lines = [
         "| | axes | at a time | recomputed | GB | s a step | ± | of the peak |",
@@ -245,7 +244,7 @@ def table(model: Model, machine: Machine, good: Sequence[Any]) -> str:
     ]
     for number, choice in enumerate(good, start=1):
         plan, share = choice.plan, costs.share_of_peak(model, choice.plan, machine)
-        spread = published.band(model, plan, machine).spread
+        spread = costs.band(model, plan, machine).spread
         held, took = sum(choice.memory.values()) / 1e9, sum(choice.seconds.values())
         told = (
             number,

@@ -38,8 +38,8 @@ def problem(requirements: str) -> str | None:
 
 def command(packages: list[str]) -> str:
     """The line that installs packages for this Python. Where its own folder is read-only, as on most clusters, they go
-    into the home folder; and where that is not read, or pip refuses, into an environment beside the course, which sees
-    the site's packages.
+    into the home folder; and where that is not read, or pip refuses, into an environment of the course's own,
+    which sees the site's packages.
     """
     if access(sysconfig.get_path("purelib"), W_OK) and not externally_managed():
         return shlex.join([sys.executable, "-m", "pip", "install", *packages])
