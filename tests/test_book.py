@@ -6,7 +6,7 @@ import re
 import pytest
 
 from grader.engine.judge import audit
-from grader.engine.lesson import book, lessons
+from grader.engine.lesson import book, lessons, release, script_changes
 
 COURSE = lessons.COURSE
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
@@ -16,6 +16,22 @@ def test_each_lesson_has_three_questions_and_their_answers():
     asked, answered = audit.paragraphs("docs/questions.md"), audit.paragraphs("solutions/answers.md")
     assert list(asked) == list(answered) and set(lessons.stems()) <= set(asked) <= set(lessons.ORDER)
     assert all(numbers == [1, 2, 3] for numbers in (*asked.values(), *answered.values()))
+
+
+def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
+    """Each is the one before it with a few changes, and their solutions are named, not shown."""
+    page = (COURSE / book.FRAME / "changes.md").read_text("utf-8")
+    pairs = re.findall(r'{{ diff\("(\w+)", "(\w+)"\) }}', page)
+    assert [after for _, after in pairs[:-1]] == [before for before, _ in pairs[1:]] and len(pairs) == 6
+    diffs = {after: script_changes.diff(before, after) for before, after in pairs}
+    first = diffs["ddp_training"].split("\n")
+    assert "+from torch.nn.parallel import DistributedDataParallel" in first
+    assert "+    ...  # the solution of ddp_training/4" in first
+    for name, text in diffs.items():
+        (tmp_path / f"{name}.md").write_text(text)
+        plain = "\n".join(line[1:] for line in text.split("\n"))  # without the marks of a diff
+        (tmp_path / f"{name}-plain.md").write_text(plain)
+    assert release.leaks(tmp_path) == []
 
 
 def test_the_list_of_papers_has_each_that_a_lesson_cites():

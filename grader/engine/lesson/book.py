@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 import nbformat
 
-from grader.engine.lesson import build, lessons, regions, release, tracks
+from grader.engine.lesson import build, lessons, regions, release, script_changes, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
 # In this order, as far as they exist.
@@ -30,6 +30,7 @@ GUIDES = (
     "CONTRIBUTING.md",
 )
 QUESTIONS = Path("docs") / "questions.md"
+CHANGES = "docs/changes.md"  # made from docs/book/changes.md: it has the differences between the scripts
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 CODE = (".py", ".sbatch", ".pbs", ".sh", ".toml")
 
@@ -81,6 +82,10 @@ def gather(course: Path, source: Path) -> list[str]:
     own = {*guides, QUESTIONS.as_posix()}
     beside = [name for path in sorted((course / "docs").glob("*.md")) if (name := f"docs/{path.name}") not in own]
     texts = {name: (course / name).read_text("utf-8") for name in (*guides, *beside)}
+    texts[CHANGES] = jinja2.Template((course / FRAME / "changes.md").read_text("utf-8")).render(
+        diff=script_changes.diff
+    )
+    beside.append(CHANGES)
     taken = [stem for stem in lessons.ORDER if stem in lessons.stems()]
     names = [page_of(stem) for stem in taken]
     links = Links(course, [*texts, *names])

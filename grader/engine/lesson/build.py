@@ -16,6 +16,7 @@ README = "README.md"
 AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
 TEACHING = "docs/teaching.md"
 CONTRIBUTING = "CONTRIBUTING.md"
+FINDINGS = "findings/README.md"
 
 
 def student_files() -> dict[Path, str]:
@@ -90,6 +91,7 @@ def pages_to_write() -> dict[str, str]:
         (TEACHING, "tracks", tracks_tables),
         (CONTRIBUTING, "signatures", contents.signatures),
         (CONTRIBUTING, "files", contents.tree),
+        (FINDINGS, "findings", contents.findings),
     ]
     changed: dict[str, str] = {}
     for name, what, table in tables:

@@ -29,6 +29,16 @@ def tree() -> str:
     return "\n\n".join(found)
 
 
+def findings() -> str:
+    """A line for each finding: its script, what it is about, and with which version it was seen."""
+    lines = []
+    for path in sorted((lessons.COURSE / "findings").glob("*.sh")):
+        _, title, package, *_ = path.read_text("utf-8").split("\n")
+        version = package.removeprefix("# Package: ").partition(" Date:")[0].rstrip(".")
+        lines.append(f"- [{title.removeprefix('# ')}]({path.name}): {version}")
+    return "\n".join(lines)
+
+
 def files_of(folder: Path) -> Iterator[str]:
     """A line for each Python file of a folder."""
     listed = set()
