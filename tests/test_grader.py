@@ -121,6 +121,21 @@ def test_a_crash_in_a_later_region_is_blamed_on_it(runner, tmp_path):
     assert judge.verdict(13).cause == "crash" and "at the very end" in judge.verdict(13).message
 
 
+def test_a_crash_in_a_later_region_is_told_what_is_asked_there(runner, tmp_path):
+    """The TODO's first hint is about its first function: of no use to whose code stopped in the second one."""
+    source = lessons.source_path("tp_training").read_text("utf-8")
+    (tmp_path / "train").mkdir()
+    own = regions.solutions(source, 1)
+    for body, hint in (
+        ([own[0], "raise RuntimeError('no samplers')"], "What the TODO asks there: the samples. As given, each rank"),
+        (["raise RuntimeError('no mesh')", own[1]], checks_of(check_module("tp_training"))[0].todo.hints[0]),
+    ):
+        text = regions.compose(source, [1], {1: body})
+        (tmp_path / "train" / "tp_training.py").write_text(text, "utf-8")
+        verdict = Judge(runner, "tp_training", tmp_path).verdict(1)
+        assert verdict.cause == "crash" and verdict.hint.startswith(hint), verdict.hint
+
+
 def test_a_file_that_is_no_python(runner, tmp_path):
     folder = target(tmp_path)
     (tmp_path / "train" / "ddp_training.py").write_text("def setup(:\n")

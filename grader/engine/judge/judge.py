@@ -400,6 +400,9 @@ class Judge:
             verdict.why, verdict.hint = about.why, about.hints[0]
             if problem and problem.hint:
                 verdict.hint, verdict.hints_seen = problem.hint, 0
+            elif cause == "crash" and (asked := self.asked_there(number, problem)):
+                # The first hint is about the TODO's first function, and the code stopped in a later one.
+                verdict.hint, verdict.hints_seen = f"What the TODO asks there: {asked}", 0
         if problem is not None:
             verdict.expected, verdict.seen = self.in_words(text(problem.expected)), self.in_words(text(problem.seen))
             if verdict.seen is not None and verdict.seen == verdict.expected:
@@ -423,6 +426,12 @@ class Judge:
             if unit.name == where[0] and unit.source:
                 return of(unit.source, unit.text, where[1])
         return None
+
+    def asked_there(self, number: int, problem: Wrong | Fault | None) -> str:
+        """What a later region of TODO `number` asks for, if the code stopped in it; else ""."""
+        if not problem or self.owner(problem.where) != number:
+            return ""
+        return self.owner(problem.where, regions.asked_again) or ""
 
     def place(self, number: int, problem: Wrong | Fault) -> str | None:
         """The place of a problem of TODO `number`: the line that failed, and the line of that TODO that led there."""

@@ -239,6 +239,20 @@ def todo_at(source: str, edited: str, line: int) -> int | None:
     return next((todo for todo, lines in places.items() if any(line in r for r in lines)), None)
 
 
+def asked_again(source: str, edited: str, line: int) -> str:
+    """What the comment of the region that owns 1-based ``line`` asks for, if the region is not its TODO's first; else
+    "".
+    """
+    own = todo_at(source, edited, line)
+    places = locate(source, edited).get(own, [])
+    for region, place in zip([region for region in parse(source) if region.todo == own], places, strict=False):
+        words = " ".join(line.strip().removeprefix("#").strip() for line in region.intro)
+        again = f"TODO {own}, again: "
+        if line in place and words.startswith(again):
+            return words.removeprefix(again)
+    return ""
+
+
 def attempted(source: str, edited: str, todo: int) -> bool:
     """False if the TODO's code, ignoring comments and blank lines, is still as given."""
     lines = edited.split("\n")
