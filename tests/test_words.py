@@ -17,7 +17,7 @@ from grader.engine.judge.words import details
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Diagnosis, Fault
-from grader.engine.ranks.endings import parted
+from grader.engine.ranks.endings import Endings, parted
 from grader.engine.ranks.job import Job
 from grader.kit.predictions import known
 from grader.kit.scripts import check_checkpoint
@@ -105,6 +105,16 @@ def test_the_students_own_line_is_named_and_not_one_in_a_function_that_was_given
     told = judge.by_own_lines(1, fault)
     assert told.count("train/x.py:7 (TODO 1)") == 2 and "train/x.py:2" not in told
     assert judge.place(1, fault) == "train/x.py:7 (TODO 1), which calls train/x.py:2"
+
+
+def test_a_line_of_the_library_is_quoted_and_of_no_other_file():
+    """The frames come from a rank, which may name any path."""
+    endings = Endings(None, "", {}, {})
+    library = lessons.COURSE / "utils" / "model.py"
+    line = next(n for n, text in enumerate(library.read_text("utf-8").splitlines(), 1) if "class Attention" in text)
+    assert "class Attention" in endings.line_of_ours([[str(library), line, "forward"]])
+    around = lessons.COURSE / "utils" / ".." / "utils" / "model.py"
+    assert endings.line_of_ours([[str(around), line, "forward"]]) == ""
 
 
 def test_a_line_is_told_once():

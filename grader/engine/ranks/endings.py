@@ -73,6 +73,8 @@ class Endings:
         check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         for path, line, _ in reversed([frame for frame in frames if frame[2] != "__torch_dispatch__"]):
             file = Path(path)
+            if ".." in file.parts:  # a rank may say anything, and no line of another file is quoted
+                continue
             library = file.is_relative_to(lessons.COURSE / "utils")
             if library or (check.name.startswith("test_") and file.parts[-2:] == check.parts[-2:]):
                 text = linecache.getline(str(file if library else check), line).strip()
