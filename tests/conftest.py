@@ -23,6 +23,7 @@ LONG = {
     "test_optional": "a machine without the optional packages",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
+    "test_class_handed_in": "a class as platforms hand it in",
     "test_nbgrader": "nbgrader's own commands",
     "test_jupyterlab": "JupyterLab in a browser",
     "test_notebook_kernel": "notebooks in a kernel",

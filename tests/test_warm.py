@@ -47,6 +47,7 @@ def test_a_reference_finds_what_an_earlier_lesson_must_not(student):
 
 
 @pytest.mark.long
+@pytest.mark.drawn
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_cold(student, lesson):
     """What the warm ones below are compared with."""
@@ -54,6 +55,7 @@ def test_cold(student, lesson):
 
 
 @pytest.mark.long
+@pytest.mark.drawn
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_lessons_one_after_the_other(student, order):
     for lesson in ORDERS[order]:
