@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import secrets
+import shutil
 import socket
 import subprocess
 import time
@@ -26,6 +27,7 @@ from hostile import corpus
 GRACE = 5.0  # seconds for processes that were killed to be gone
 MEMORY = 1 << 30  # bytes, at most, of the worker
 LONGEST = 20.0  # seconds of CPU that the worker itself may take for one submission: whatever else the machine does
+CRASHES = "a rank that stops itself"  # a check crashes on it
 MINUTES = 3.0  # for the ranks of a submission: far more than an attack takes, so that each is stopped by its own guard
 
 
@@ -119,8 +121,7 @@ class Room:
 
     def grade(self, attack: corpus.Attack, student: str, path: Path) -> Trial:
         if self.worker is None or self.worker.poll() is not None:
-            self.worker = grade.start_worker(self.room)
-            grade.talk(self.worker, "warm", [self.submissions], queue.SimpleQueue())
+            self.start_worker()
         forget_peak(self.worker.pid)
         before, began, judged = self.outside(), time.monotonic(), cpu(self.worker.pid)
         lived = grade.talk(self.worker, student, [path], queue.SimpleQueue())
@@ -134,6 +135,18 @@ class Room:
             + self.left()
         )
         return Trial(attack, record, seconds, most, wrong)
+
+    def start_worker(self) -> None:
+        """Start a worker, and both servers that stay as long as it does: one to fork from, and one for the course's own
+        code, which a crashed check is tried on.
+        """
+        self.worker, warm = grade.start_worker(self.room), self.submissions / "warm"
+        shutil.rmtree(warm, ignore_errors=True)
+        next(attack for attack in corpus.ATTACKS if attack.name == CRASHES).make(warm)
+        grade.talk(self.worker, "warm", [warm], queue.SimpleQueue())
+        own = psutil.Process(self.worker.pid)
+        self.servers = {own.pid, *(server.pid for server in own.children(recursive=True))}
+        self.folders = set(self.temporary.glob("wb-*"))
 
     def problems(self, attack: corpus.Attack, record: dict, judged: float, most: int) -> list[str]:
         written, wrong = json.dumps(record), []
@@ -194,14 +207,13 @@ class Room:
         while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return [f"left running: {process}" for process in alive] + [
-            f"left behind: {path}" for path in self.temporary.glob("wb-*")
+            f"left behind: {path}" for path in set(self.temporary.glob("wb-*")) - self.folders
         ]
 
     def alive(self) -> list[psutil.Process]:
-        own = psutil.Process(self.worker.pid)
-        kept = {own.pid, *(child.pid for child in own.children())}  # the worker, and its server outside
-        for child in psutil.Process().children():  # and what the tests themselves have started meanwhile
-            if child.pid != own.pid:
+        kept = set(self.servers)
+        for child in psutil.Process().children():  # what the tests themselves have started meanwhile
+            if child.pid != self.worker.pid:
                 kept |= {process.pid for process in [child, *child.children(recursive=True)]}
         found = []
         for process in psutil.process_iter():
