@@ -9,7 +9,6 @@ submission's draws are, too, and its record has the same verdicts, word by word.
 """
 
 import argparse
-import importlib
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import slurm
 from grader.engine.classroom import records
 from grader.engine.judge import mutants
+from grader.engine.judge.answers import WRONG, listed
 from grader.engine.lesson import lessons, notebooks, regions
 from hostile.corpus import LESSON, Attack
 from hostile.posts import ALL
@@ -35,7 +35,7 @@ WORKBOOK = [sys.executable, "-P", "-m", "grader.engine.commands.cli"]
 def honest(count: int) -> dict[str, str]:
     """Notebooks by student: with more and more done, each third with a wrong answer."""
     source, todos = lessons.source_path(LESSON).read_text("utf-8"), list(lessons.titles(LESSON))
-    wrong = importlib.import_module(f"grader.mutants.{LESSON}").WRONG
+    wrong = listed(LESSON, WRONG)
     found = {}
     for number in range(count):
         text = regions.compose(source, todos[: number % (len(todos) + 1)])

@@ -4,14 +4,13 @@
     python benchmarks/grading.py --students 8 --nbgrader 2
     python benchmarks/grading.py --scripts       all scripts with their batch files; nbgrader cannot grade them
 
-The class: solved, as given, half done, one wrong answer in each lesson (from grader/mutants/), and, with the notebooks,
+The class: solved, as given, half done, one wrong answer in each lesson (from grader/lessons/), and, with the notebooks,
 hostile (from tests/hostile/). A submission's right mark is known: a wrong answer to TODO k loses k, and what needs k;
 all else is right. nbgrader grades the first few of the same notebooks, one after the other, as it does. Its time is
 that of all its processes' CPU, and so is ours: both are given by the kernel.
 """
 
 import argparse
-import importlib
 import json
 import os
 import resource
@@ -57,7 +56,7 @@ def submissions(count: int, stems: list[str]) -> dict[str, Submission]:
         for stem in stems:
             todos = list(lessons.titles(stem))
             if kind == "wrong":
-                known = importlib.import_module(f"grader.mutants.{stem}").WRONG
+                known = answers.listed(stem, answers.WRONG)
                 answer = known[7 * number % len(known)]
                 files, done = answers.answered(stem, answer), set(todos) - mutants.dependents(stem, answer.todo)
                 wrong = {answer.todo}

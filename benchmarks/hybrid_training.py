@@ -12,14 +12,15 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
-from grader import test_hybrid_training as checks
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons
 from grader.engine.ranks.runner import Runner
 from grader.kit import Run, corpus, reported
+from lesson_checks import everything
 
+checks = everything("hybrid_training")
 LONG = [*checks.ARGV, "--layers", "4", "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3", "--log-every", "1"]
 SHAPES = (
     "--pp 2 --shard 2 --tp 2",

@@ -59,7 +59,7 @@ ROWS = {  # what is measured: its title, and the seconds it may take at most
     "watch_todo": (f"save to verdict in watch, {LESSON}/{TODO} (one 2-rank run)", 0.5),
     "watch_lesson": (f"save to verdict in watch, all of {LESSON}", 2.0),
     "cold_todo": (f"the check of {LESSON}/{TODO}, cold: torchrun, 2 ranks", None),
-    "pytest_check": (f"pytest grader/test_{LESSON}.py --target solutions, for each check", 0.6),
+    "pytest_check": (f"pytest grader/lessons/{LESSON} --target solutions, for each check", 0.6),
 }
 
 
@@ -218,7 +218,7 @@ def cold(course: Path) -> float:
 
 def pytest_check(course: Path) -> float | None:
     """Seconds of pytest on the lesson's solutions for each of its checks; None if it does not pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"grader/test_{LESSON}.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"grader/lessons/{LESSON}"]
     command += ["--target", "solutions"]
     took, done = timed(
         lambda: subprocess.run(

@@ -11,15 +11,16 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
-from grader import test_pipeline_training as checks
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons
 from grader.engine.ranks.runner import Runner
 from grader.kit import corpus, reported
+from lesson_checks import everything
 from utils.pipeline_flags import SCHEDULES
 
+checks = everything("pipeline_training")
 LONG = [*checks.ARGV, "--epochs", "25", "--optimizer", "adamw", "--lr", "2e-3"]
 PIPELINES = ((2, 2, 6), (4, 4, 4), (4, 2, 3))  # ranks, of them in a pipeline, micro-batches
 

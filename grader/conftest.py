@@ -4,6 +4,7 @@ pytest collects the checks; `Judge` reaches the verdicts, in order and each
 once, also those of needed TODOs that were not selected.
 """
 
+import importlib
 import json
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def pytest_configure(config):
         config.addinivalue_line("markers", f"todo{number}: the checks of TODO {number}")
 
 
+class CheckFile(pytest.Module):
+    """A file of checks, imported by its own name, as `Judge` imports it: the folders of lessons have equal files in
+    them, and names that pytest does not take for packages.
+    """
+
+    def _getobj(self):
+        return importlib.import_module(lessons.module_name(self.path))
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return CheckFile.from_parent(parent, path=module_path) if module_path.is_relative_to(lessons.folder("")) else None
+
+
 def pytest_report_header():
     return runner.backend.story() or None
 
@@ -55,7 +69,7 @@ def pytest_collection_modifyitems(items):
     for item in checks:
         item.add_marker(f"todo{item.function.todo.number}")
     # A check file is in the order in which it reads best; verdicts come in the order of the TODOs.
-    checks.sort(key=lambda item: (str(item.path), item.function.todo.number))
+    checks.sort(key=lambda item: (item.path.parent.name, item.function.todo.number))
     items[:] = checks + [item for item in items if item not in checks]
 
 
@@ -64,7 +78,7 @@ def pytest_pyfunc_call(pyfuncitem):
     todo = getattr(pyfuncitem.function, "todo", None)
     if todo is None:
         return None  # a test like any other
-    lesson = Path(pyfuncitem.path).stem.removeprefix("test_")
+    lesson = Path(pyfuncitem.path).parent.name
     if lesson in seals.sealed():
         pytest.skip(seals.waits_for(lesson, right()))
     if lesson not in judges:

@@ -5,17 +5,32 @@ import re
 
 import pytest
 
-from grader.engine.judge import audit
-from grader.engine.lesson import book, lessons, release, script_changes
+from grader.engine.lesson import book, lessons, release, script_changes, texts
 
 COURSE = lessons.COURSE
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
 
 
 def test_each_lesson_has_three_questions_and_their_answers():
-    asked, answered = audit.paragraphs("docs/questions.md"), audit.paragraphs("solutions/answers.md")
-    assert list(asked) == list(answered) and set(lessons.stems()) <= set(asked) <= set(lessons.ORDER)
-    assert all(numbers == [1, 2, 3] for numbers in (*asked.values(), *answered.values()))
+    assert not [problem for stem in lessons.stems() for problem in texts.problems(stem)]
+    for stem in lessons.stems():
+        assert list(texts.numbered(texts.read(stem).questions)) == [1, 2, 3] and book.questions(stem, COURSE), stem
+
+
+def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
+    """Each is the one before it with a few changes, and their solutions are named, not shown."""
+    page = (COURSE / book.FRAME / "changes.md").read_text("utf-8")
+    pairs = re.findall(r'{{ diff\("(\w+)", "(\w+)"\) }}', page)
+    assert [after for _, after in pairs[:-1]] == [before for before, _ in pairs[1:]] and len(pairs) == 6
+    diffs = {after: script_changes.diff(before, after) for before, after in pairs}
+    first = diffs["ddp_training"].split("\n")
+    assert "+from torch.nn.parallel import DistributedDataParallel" in first
+    assert "+    ...  # the solution of ddp_training/4" in first
+    for name, text in diffs.items():
+        (tmp_path / f"{name}.md").write_text(text)
+        plain = "\n".join(line[1:] for line in text.split("\n"))  # without the marks of a diff
+        (tmp_path / f"{name}-plain.md").write_text(plain)
+    assert list(release.search(sorted(tmp_path.iterdir()), tmp_path)) == []
 
 
 def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
@@ -36,7 +51,7 @@ def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
 
 def test_the_list_of_papers_has_each_that_a_lesson_cites():
     listed = set(PAPER.findall((COURSE / "docs/papers.md").read_text("utf-8")))
-    texts = [*COURSE.glob("docs/*.md"), *COURSE.glob("solutions/**/*.*")]
+    texts = [*COURSE.glob("docs/*.md"), *COURSE.glob("solutions/**/*.*"), *COURSE.glob("grader/lessons/*/texts.md")]
     texts = [path for path in texts if path.suffix != ".pyc"]
     cited = {number: path.name for path in texts for number in PAPER.findall(path.read_text("utf-8"))}
     assert not {number: name for number, name in cited.items() if number not in listed}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, lessons
+from grader.engine.lesson import build, lessons, texts
 
 SCRIPT = """\
 def f(x):
@@ -162,7 +162,7 @@ def test_check_sources_knows_strays(course, script):
     (course / "train" / "old_training.py").write_text("")
     assert build.check_sources() == ["train/old_training.py: has no source in solutions/"]
     (course / "solutions" / "train" / "odd.py").write_text("")
-    assert build.check_sources() == ["odd: not in the order of the lessons (grader/engine/lesson/lessons.py)"]
+    assert build.check_sources() == ["odd: not in the order of the lessons (grader/lessons/course.toml)"]
 
 
 def test_a_malformed_source_is_named_by_build(course):
@@ -172,11 +172,91 @@ def test_a_malformed_source_is_named_by_build(course):
     assert not (course / "train").exists()
 
 
-def test_a_lesson_with_todos_says_what_it_builds(course, script):
-    checks = course / "grader" / "test_ddp_training.py"
-    checks.parent.mkdir(exist_ok=True)
-    checks.write_text('"""Checks."""\n')
-    told = "grader/test_ddp_training.py: has no BUILDS, the lesson's row in the table of README.md"
-    assert told in build.check_sources()
-    checks.write_text('BUILDS = "something"\n')
-    assert told not in build.check_sources()
+WORDS = """\
+# ddp_training
+
+something
+
+## TODO 1
+
+Minutes: 10
+
+### Why
+
+It matters.
+
+### Hints
+
+1. a direction
+2. a call,
+   and more of it
+3. nearly the line
+
+### After a pass
+
+So it is done.
+
+## Questions
+
+1. One?
+2. Two?
+3. Three?
+
+## Answers
+
+1. One.
+2. Two.
+3. Three.
+"""
+LACKS = {
+    "what is built": ("something\n", "", "does not say what is built, for the table of README.md"),
+    "a TODO": ("## TODO 1", "## TODO 7", "has no section “TODO 1”"),
+    "a TODO of the lesson": ("## TODO 1", "## TODO 7", "nothing belongs to its section “TODO 7”"),
+    "minutes": ("Minutes: 10", "10 minutes", "TODO 1: has no line “Minutes: 20” or “Minutes: 20 (further)”"),
+    "minutes in fives": ("Minutes: 10", "Minutes: 12", "TODO 1: 12 minutes are not a multiple of five"),
+    "a reason": ("It matters.", "", "TODO 1: does not say why it matters"),
+    "a hint": ("3. nearly the line\n", "", "TODO 1: has 2 hints, not 3 with words in them"),
+    "a hint's words": ("3. nearly the line", "3. ", "TODO 1: has 3 hints, not 3 with words in them"),
+    "words after a pass": ("So it is done.", "", "TODO 1: 0 characters to read after a pass, not 1 to 400"),
+    "a question": ("3. Three?\n", "", "Questions: not numbered 1 to 3"),
+    "an answer": ("3. Three.\n", "", "Answers: not numbered 1 to 3"),
+    "answers": ("## Answers", "## Anwers", "has no section “Answers”"),
+}
+
+
+@pytest.fixture
+def words(course, script):
+    file = course / "grader" / "lessons" / "ddp_training" / "texts.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(WORDS)
+    return file
+
+
+def told(file):
+    name = "grader/lessons/ddp_training/texts.md: "
+    return [line.removeprefix(name) for line in build.check_sources(["ddp_training"]) if line.startswith(name)]
+
+
+@pytest.mark.parametrize(("old", "new", "problem"), LACKS.values(), ids=LACKS)
+def test_what_a_lessons_texts_lack_is_one_line(words, old, new, problem):
+    assert old in WORDS and told(words) == ["has no section “TODO 2”"]  # which the batch file has
+    words.write_text(WORDS.replace(old, new))
+    assert any(line.startswith(problem) for line in told(words)), told(words)
+
+
+def test_texts_are_read_as_they_are_written(words):
+    read = texts.read("ddp_training")
+    assert read.builds == "something" and list(read.todos) == [1]
+    assert read.todos[1] == texts.Words(
+        10, False, "It matters.", ("a direction", "a call, and more of it", "nearly the line"), "So it is done."
+    )
+    words.write_text(WORDS.replace("Minutes: 10", "Minutes: 10 (further)"))
+    assert texts.words("ddp_training", 1).further and texts.words("ddp_training", 2) == texts.Words()
+
+
+def test_without_answers_nothing_is_told_that_follows_a_solution():
+    left = texts.without_answers(WORDS)
+    assert "So it is done" not in left and "Three." not in left and "Answers" not in left
+    for kept in ("nearly the line", "## Questions", "3. Three?", "It matters."):
+        assert kept in left
+    assert texts.parsed(left).todos[1] == texts.parsed(WORDS).todos[1]._replace(after="")

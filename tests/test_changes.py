@@ -2,11 +2,10 @@
 
 import ast
 import dataclasses
-import importlib
 
 import pytest
 
-from grader.engine.judge.answers import answered
+from grader.engine.judge.answers import WRONG, answered, listed
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import changes, lessons, parsing, regions
 
@@ -137,7 +136,7 @@ def test_the_students_code_is_kept_where_the_course_is_brought_back():
 def verdict(runner, todo: int, name: str, *edits: tuple[str, str]):
     """The verdict on one of 01's wrong answers, with other lines edited, too."""
     lesson = "01_collectives"
-    wrong = importlib.import_module(f"grader.mutants.{lesson}").WRONG
+    wrong = listed(lesson, WRONG)
     answer = next(answer for answer in wrong if (answer.todo, answer.name) == (todo, name))
     answer = dataclasses.replace(answer, edits=edits)
     judge = judge_of(runner, lesson, answered(lesson, answer), {*lessons.titles(lesson)} - {todo}, once=True)

@@ -89,7 +89,7 @@ def test_the_scripts_stop_before_the_first_step(runner, lesson, flags):
         run = runner.run(
             Job(
                 lessons.units(lesson, "solutions"),
-                module=f"grader.test_{lesson}",
+                lesson=lesson,
                 function="grader.kit.on_rank:mains_on_rank",
                 world=6,
                 group=False,

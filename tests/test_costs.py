@@ -74,7 +74,7 @@ def on_ranks(runner: Runner, stem: str, function: str, world: int, **inputs):
     run = runner.run(
         Job(
             lessons.units(stem, "solutions"),
-            module="tests.costs_on_ranks",
+            lesson="",
             function=f"tests.costs_on_ranks:{function}",
             world=world,
             inputs=inputs,

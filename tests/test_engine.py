@@ -29,7 +29,7 @@ def launch(runner, body, world=2, **how):
     """Run `work(rank, world)` with this body. Line 5 is the body's first."""
     text = TOP + "def work(rank, world):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     return runner.run(
-        Job([Unit("train/x.py", text, "")], module="tests.on_ranks", function="tests.on_ranks:work", world=world, **how)
+        Job([Unit("train/x.py", text, "")], lesson="", function="tests.on_ranks:work", world=world, **how)
     )
 
 

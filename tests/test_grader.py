@@ -9,8 +9,8 @@ from nbformat.v4 import new_code_cell
 from student_notebook import save, solved
 
 from grader.engine.judge import audit
-from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
-from grader.engine.lesson import lessons, regions
+from grader.engine.judge.judge import Judge, checked_lessons, checks_of
+from grader.engine.lesson import lessons, regions, texts
 
 FIELDS = {
     "lesson",
@@ -47,13 +47,14 @@ def test_every_todo_has_its_check():
     """`./workbook test` runs them all on the solutions."""
     for lesson in lessons.stems():
         titles = lessons.titles(lesson)
-        found = [check.todo.number for check in checks_of(check_module(lesson))] if titles else []
+        found = [check.todo.number for check in checks_of(lesson)] if titles else []
         assert found == sorted(titles), lesson
 
 
 def test_every_todo_has_its_words():
-    """Why it matters, hints, and a short text to read after a pass."""
+    """A check; its minutes, why it matters, hints, and a short text to read after a pass."""
     assert [line for lesson in checked_lessons() for line in audit.said(lesson)] == []
+    assert [line for lesson in lessons.stems() for line in texts.problems(lesson)] == []
 
 
 @pytest.mark.long  # the same checks as in test_solutions
@@ -178,9 +179,7 @@ def test_a_crash_outside_the_students_lines_shows_the_checks(runner, tmp_path):
     verdict = judged(runner, tmp_path, range(1, 19), {8: "return torch.nn.Identity()"}).verdict(8)
     assert verdict.cause == "crash" and verdict.where is None
     asked = verdict.message.partition(", where the check says: ")[2]
-    assert "wrapped" in asked and asked in (lessons.COURSE / "grader" / "test_ddp_training.py").read_text(), (
-        verdict.message
-    )
+    assert "wrapped" in asked and asked in (lessons.folder("ddp_training") / "ranks.py").read_text(), verdict.message
 
 
 def test_a_given_line_that_is_moved_is_told_after_a_pass(runner, tmp_path):

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from benchmarks.hybrid_training import ranks_of
-from grader import test_hybrid_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
+from lesson_checks import everything
 from utils.arguments import training_parser
 from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.model import TransformerLM
+
+checks = everything("hybrid_training")
 
 ADAM = [*checks.ARGV, *"--layers 4 --optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts
 

@@ -72,7 +72,7 @@ def test_a_change_of_the_course_is_a_new_server(student):
     assert student.run("check", TODO).returncode == 0
     before = set(student.servers())
     assert len(before) == 1
-    check = student.course.folder / "grader" / "test_ddp_training.py"
+    check = student.course.folder / "grader" / "lessons" / "ddp_training" / "ranks.py"
     check.write_text(check.read_text() + "# another file\n")
     assert student.run("check", TODO).returncode == 0
     assert len(set(student.servers()) - before) == 1

@@ -1,11 +1,13 @@
 """The grader is itself graded: wrong answers are rejected by their TODO, and right ones accepted."""
 
+import importlib
+
 import pytest
 from typer.testing import CliRunner
 
 from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
-from grader.engine.judge import mutants, mutations, seeds
+from grader.engine.judge import answers, mutants, mutations, seeds
 from grader.engine.judge.judge import checked_lessons
 
 
@@ -41,14 +43,13 @@ def test_a_lesson_is_judged_half_done(runner, lesson, todo):
 
 @pytest.mark.parametrize("lesson", checked_lessons())
 def test_every_todo_has_a_wrong_answer(lesson):
-    answers = mutants.importlib.import_module(f"grader.mutants.{lesson}")
     numbers = set(mutants.lessons.titles(lesson))
-    assert {answer.todo for answer in answers.WRONG} == numbers
+    assert {answer.todo for answer in answers.listed(lesson, answers.WRONG)} == numbers
 
 
 def test_a_judge_that_accepts_everything_is_found_out(runner, monkeypatch):
     """The trials themselves can fail: a check that says nothing lets every mutant through."""
-    module = mutants.importlib.import_module("grader.test_01_collectives")
+    module = importlib.import_module("grader.lessons.01_collectives.test_places")
 
     def blind(student):
         return None
@@ -78,4 +79,4 @@ def test_a_lesson_without_answers_is_one_line(monkeypatch):
     monkeypatch.setattr(instructor, "exercise_named", lambda name: name)
     done = CliRunner().invoke(app, ["mutants", "a_new_lesson"])
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
-    assert "there is no grader/mutants/a_new_lesson.py" in done.output
+    assert "there is no grader/lessons/a_new_lesson/answers/" in done.output

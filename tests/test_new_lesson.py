@@ -1,4 +1,4 @@
-"""A maintainer adds a notebook and a script: source, checks, texts after a pass, other answers, questions, a line."""
+"""A maintainer adds a notebook and a script: of each a source, a folder with checks, texts and answers, and a line."""
 
 import json
 import shutil
@@ -70,25 +70,61 @@ if __name__ == "__main__":
 CHECKS = '''\
 """Checks of the lesson."""
 
-import torch
-
 from grader.kit import Private, expect, todo
 
-BUILDS = "a sum over the ranks"
+from .ranks import total_on_rank
 
 
-def total_on_rank(code, rank, world, mine):
-    return code.total(torch.tensor([float(mine)]))
-
-
-@todo(1, minutes=5, why="It is the sum that counts.", hints=("Who has what?", "dist.all_reduce", "It works in place."),
-      in_place=("mine",))
+@todo(1, in_place=("mine",))
 def test_todo1_total(student):
     numbers = student.draw("numbers").sample(range(100), 3)
     for rank, seen in enumerate(student.call(total_on_rank, world=3, mine=Private(numbers)).evidence):
         expect(seen.tolist() == [sum(numbers)], "the sum is wrong", sum(numbers), seen.tolist(), rank)
 '''
-AFTER = "## 1\nThe all-reduce adds up what the ranks have, in place.\n"
+RANKS = '''\
+"""What runs beside the student's code."""
+
+import torch
+
+
+def total_on_rank(code, rank, world, mine):
+    return code.total(torch.tensor([float(mine)]))
+'''
+TEXTS = """\
+# the lesson
+
+a sum over the ranks
+
+## TODO 1
+
+Minutes: 5
+
+### Why
+
+It is the sum that counts.
+
+### Hints
+
+1. Who has what?
+2. dist.all_reduce
+3. It works in place.
+
+### After a pass
+
+The all-reduce adds up what the ranks have, in place.
+
+## Questions
+
+1. One?
+2. Two?
+3. Three?
+
+## Answers
+
+1. One.
+2. Two.
+3. Three.
+"""
 ANSWERS = """\
 from grader.kit import Answer
 
@@ -104,25 +140,25 @@ def course(tmp_path_factory):
         stem = lesson.partition("/")[2]
         for path, text in {
             f"solutions/{lesson}.py": source,
-            f"grader/test_{stem}.py": CHECKS,
-            f"grader/mutants/{stem}.py": ANSWERS,
-            f"solutions/after/{stem}.md": AFTER,
+            f"grader/lessons/{stem}/test_sum.py": CHECKS,
+            f"grader/lessons/{stem}/ranks.py": RANKS,
+            f"grader/lessons/{stem}/texts.md": TEXTS,
+            f"grader/lessons/{stem}/answers/sum.py": ANSWERS,
         }.items():
+            (made.folder / path).parent.mkdir(parents=True, exist_ok=True)
             (made.folder / path).write_text(text)
-        for path in ("docs/questions.md", "solutions/answers.md"):
-            with (made.folder / path).open("a") as file:
-                file.write(f"\n## {stem}\n\n1. One?\n2. Two?\n3. Three?\n")
-    order = made.folder / "grader/engine/lesson/lessons.py"
+    order = made.folder / "grader/lessons/course.toml"
     lines = f'"resilient_training",\n    "{STEM}",\n    "{SCRIPT}",'
-    order.write_text(order.read_text().replace('"resilient_training",', lines))
+    order.write_text(order.read_text().replace('"resilient_training",', lines, 1))
     built = made.run("build").stdout
     assert f"notebooks/{STEM}.ipynb: written" in built and f"train/{SCRIPT}.py: written" in built, built
     return made
 
 
 @pytest.mark.long
-def test_four_files_three_questions_and_a_line_are_a_lesson(course):
+def test_a_source_a_folder_and_a_line_are_a_lesson(course):
     assert "a sum over the ranks" in (course.folder / "README.md").read_text()
+    assert f"## {STEM}\n\n1. One?" in (course.folder / "docs/questions.md").read_text()
     looked = course.run("build", "--check", STEM, SCRIPT)  # it judges the starts and the solutions
     assert (looked.returncode, looked.stdout) == (0, "nothing is wrong\n"), looked
     listed = course.run("status").stdout
@@ -167,13 +203,9 @@ def test_it_is_released_and_graded_like_the_others(course, tmp_path):
     [
         [
             (f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1"),
-            (f"grader/test_{STEM}.py", "BUILDS =", "BUILD =", f"grader/test_{STEM}.py: has no BUILDS"),
+            (f"grader/lessons/{STEM}/texts.md", "3. It works", "It works", f"{STEM}/texts.md: TODO 1: has 2 hints"),
         ],
-        [
-            (f"grader/test_{STEM}.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check"),
-            (f"solutions/after/{STEM}.md", "## 1", "## 2", f"{STEM}/1: solutions/after/{STEM}.md has a text"),
-            ("docs/questions.md", "3. Three?\n\n## sums", "\n## sums", f"{STEM}: docs/questions.md has no 1 to 3"),
-        ],
+        [(f"grader/lessons/{STEM}/test_sum.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check")],
         [(f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails")],
     ],
     ids=["sources", "texts", "solution"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -28,9 +29,10 @@ class Without(Course):
         (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['lightning'] = None\n")
 
     def leave_out(self, stem):
-        for folder in ("solutions/*", "train", "notebooks", "sbatch", "grader", "grader/mutants"):
+        for folder in ("solutions/*", "train", "notebooks", "sbatch"):
             for path in self.folder.glob(f"{folder}/*{stem}.*"):
                 path.unlink()
+        shutil.rmtree(self.folder / "grader" / "lessons" / stem)
 
     def environment(self, **more):
         return super().environment(PYTHONPATH=f"{self.folder / 'hidden'}{os.pathsep}{self.folder}", **more)

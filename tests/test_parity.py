@@ -9,12 +9,14 @@ import sys
 import pytest
 import torch
 
-from grader import test_ddp_training as ddp
-from grader import test_fsdp_training as fsdp
-from grader import test_lightning_training as lightning
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons, regions
 from grader.kit import reported, same_report
+from lesson_checks import everything
+
+ddp = everything("ddp_training")
+fsdp = everything("fsdp_training")
+lightning = everything("lightning_training")
 
 FIFTY = (
     "--data data --out out --epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 "

@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from grader import test_pipeline_training as checks
 from grader.engine.lesson import lessons, regions
 from grader.engine.ranks.job import Job
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
+from lesson_checks import everything
 from utils.arguments import training_parser
 from utils.pipeline_flags import SCHEDULES, add_pipeline_flags, check_pipeline
+
+checks = everything("pipeline_training")
 
 ADAM = [*checks.ARGV, *"--optimizer adamw --lr 1e-2 --epochs 2".split()]  # the last of a flag counts
 
@@ -248,7 +250,7 @@ def test_a_stage_in_ddp_fails_or_is_wrong(solution, static):
     run = solution.runner.run(
         Job(
             [lessons.Unit("train/x.py", STAGE_IN_DDP.format(how=f"static_graph={static}"), "")],
-            module="tests.on_ranks",
+            lesson="",
             function="tests.on_ranks:work",
             world=4,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, lessons, reference, regions, release, seals
+from grader.engine.lesson import build, lessons, reference, regions, release, seals, texts
 
 NBGRADER = (
     '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
@@ -55,6 +55,34 @@ FSDP = (
         "    # TODO 1: Count.\n    ### BEGIN SOLUTION\n    return dist.get_world_size()\n    ### END SOLUTION\n",
     )
 )
+SOLVED = "The sampler knows the ranks: it asks the process group."
+ABOUT_A_TODO = f"""\
+Minutes: 10
+
+### Why
+
+It matters.
+
+### Hints
+
+1. Which sampler deals out samples?
+2. There is one for it.
+3. Give it the seed.
+
+### After a pass
+
+{SOLVED}
+"""
+
+
+def words(stem, todos):
+    """A lesson's texts."""
+    parts = "\n".join(f"## TODO {number}\n\n{ABOUT_A_TODO}" for number in range(1, todos + 1))
+    asked = "\n".join(f"{number}. One more?" for number in (1, 2, 3))
+    answers = "\n".join(f"{number}. The first answer." for number in (1, 2, 3))
+    return f"# {stem}\n\nwhat is built\n\n{parts}\n## Questions\n\n{asked}\n\n## Answers\n\n{answers}\n"
+
+
 FILES = {
     "README.md": "# A course\n",
     "workbook": "#!/bin/sh\n",
@@ -63,10 +91,14 @@ FILES = {
     "solutions/notebooks/01_collectives.py": NOTEBOOK,
     "solutions/sbatch/ddp_training.sbatch": "#!/bin/bash\nsrun python x.py\n",
     "utils/distributed.py": "def cleanup():\n    dist.destroy_process_group()\n",
-    "grader/test_ddp_training.py": 'BUILDS = "DDP"\nHINT = "Which sampler deals out samples?"\n',
-    "grader/test_01_collectives.py": 'BUILDS = "collectives"\n',
+    "grader/lessons/course.toml": "",
+    "grader/lessons/ddp_training/texts.md": words("ddp_training", 3),
+    "grader/lessons/ddp_training/test_samples.py": "",
+    "grader/lessons/ddp_training/ranks.py": "",
+    "grader/lessons/ddp_training/answers/samples.py": "WRONG = 1\n",
+    "grader/lessons/01_collectives/texts.md": words("01_collectives", 1),
+    "grader/lessons/01_collectives/test_places.py": "",
     "grader/engine/ranks.py": "",
-    "grader/mutants/ddp_training.py": "WRONG = 1\n",
     "tests/test_x.py": "",
     "benchmarks/speed.py": "",
     "images/a.png": b"\x89PNG\xff",
@@ -107,8 +139,12 @@ def test_the_release_is_the_course_without_what_is_the_instructors(course, tmp_p
         "workbook",
         "utils/distributed.py",
         "images/a.png",
-        "grader/test_ddp_training.py",
-        "grader/test_01_collectives.py",
+        "grader/lessons/course.toml",
+        "grader/lessons/ddp_training/texts.md",
+        "grader/lessons/ddp_training/test_samples.py",
+        "grader/lessons/ddp_training/ranks.py",
+        "grader/lessons/01_collectives/texts.md",
+        "grader/lessons/01_collectives/test_places.py",
         "grader/engine/ranks.py",
         "train/single_gpu_training.py",
         "train/ddp_training.py",
@@ -152,13 +188,14 @@ def notebook_with(source: str) -> str:
     return json.dumps({"metadata": {}, "cells": cells}, indent=1)
 
 
+OF_DDP = "grader/lessons/ddp_training"
 LEAKS = {
     "as it stands": ("grader/help.py", f"import x\n\n\ndef f():\n    {FIRST_LINE}\n    {SECOND_LINE}\n", 5),
     "with comments and blanks": ("utils/x.py", f"{FIRST_LINE}  # so\n\n# then\n{SECOND_LINE}\n", 1),
     "without the source's spaces": ("utils/x.py", f"a = 1\n{FIRST_LINE.replace(' ', '')}\n{SECOND_LINE}\n", 2),
     "commented out": ("utils/x.py", f"def f():\n    # {FIRST_LINE}\n    # {SECOND_LINE}\n", 2),
-    "a hint, joined": ("grader/test_ddp_training.py", f"HINT = (\n  '{FIRST_LINE}\\n'\n  '{SECOND_LINE}'\n)\n", 2),
-    "a list of lines": ("grader/test_ddp_training.py", f"X = [\n  '{FIRST_LINE}',\n  '{SECOND_LINE}',\n]\n", 2),
+    "a hint, joined": (f"{OF_DDP}/common.py", f"HINT = (\n  '{FIRST_LINE}\\n'\n  '{SECOND_LINE}'\n)\n", 2),
+    "a list of lines": (f"{OF_DDP}/test_samples.py", f"X = [\n  '{FIRST_LINE}',\n  '{SECOND_LINE}',\n]\n", 2),
     "a page": ("README.md", f"# Answers\n\n```python\n{FIRST_LINE}\n{SECOND_LINE}\n```\n", 4),
     "a notebook": ("images/x.ipynb", notebook_with(f"{FIRST_LINE}\n# well\n{SECOND_LINE}"), 7),
     "rewrapped": ("README.md", FIRST_LINE.replace("(", "(\n    ") + f"\n{SECOND_LINE}\n", 1),
@@ -175,9 +212,27 @@ def test_a_planted_leak_is_found_with_file_and_line(course, tmp_path, name, text
 
 
 def test_a_call_is_a_leak_in_a_hint_but_not_in_the_library(course, tmp_path):
-    (course / "grader" / "test_ddp_training.py").write_text("\nHINT = 'call dist.destroy_process_group()'\n")
-    with pytest.raises(release.ReleaseError, match=r"^grader/test_ddp_training.py:2: the solution of ddp_training/2$"):
+    hints = course / "grader" / "lessons" / "ddp_training" / "texts.md"
+    hints.write_text(hints.read_text().replace("There is one for it.", "Call dist.destroy_process_group().", 1))
+    told = r"^grader/lessons/ddp_training/texts.md:16: the solution of ddp_training/2$"
+    with pytest.raises(release.ReleaseError, match=told):
         release.release(tmp_path / "out")
+
+
+def test_texts_go_out_without_answers_and_what_follows_a_pass_is_sealed(course, tmp_path, monkeypatch):
+    """Nowhere in the release, not only not in the lesson's own file."""
+    name = f"{OF_DDP}/texts.md"
+    given = texts.without_answers(words("ddp_training", 3))
+    for folder, reveal in (("plain", False), ("revealed", True)):
+        out = tmp_path / folder
+        release.release(out, reveal=reveal)
+        assert (out / name).read_text() == given and texts.parsed(given).todos[3].hints
+        everything = "".join(path.read_text("utf-8", errors="replace") for path in out.rglob("*") if path.is_file())
+        assert SOLVED not in everything and "The first answer" not in everything
+        assert "Which sampler deals out samples?" in everything and "One more?" in everything
+        with monkeypatch.context() as patch:
+            patch.setattr(lessons, "COURSE", out)
+            assert reference.after("ddp_training", 1) == (SOLVED if reveal else "")
 
 
 def test_part_of_a_solution_is_no_leak(course, tmp_path):
@@ -282,12 +337,11 @@ def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
 
 
 def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeypatch):
-    texts = course / "solutions" / "after" / "ddp_training.md"
-    texts.parent.mkdir()
-    texts.write_text("# After a pass\n\n## 1\nNone is read\ntwice.\n\n## 2\nOr atexit.\n")
+    file = course / OF_DDP / "texts.md"
+    first, _, rest = file.read_text().partition(SOLVED)
+    file.write_text(f"{first}None is read\ntwice.{rest.replace(SOLVED, 'Or atexit.', 1).replace(SOLVED, '')}")
     release.release(tmp_path / "out", reveal=True)
     assert release.leaks(tmp_path / "out") == []
-    assert not any("after" in name for name in contents(tmp_path / "out"))
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert FIRST_LINE in reference.reference("ddp_training", 1)
     assert [reference.after("ddp_training", number) for number in (1, 2, 3)] == [
@@ -314,7 +368,8 @@ def test_what_goes_out_imports_nothing_that_does_not(tmp_path):
     missing = []
     for path in sorted([*out.glob("utils/**/*.py"), *out.glob("grader/**/*.py")]):
         name = path.relative_to(out).as_posix()
-        if name in sealed or name.startswith(("grader/start/", "grader/test_")):  # no Python yet; sealed as lessons are
+        # There is no Python yet in the start of a lesson, and its checks are sealed as it is.
+        if name in sealed or name.startswith(("grader/start/", "grader/lessons/")):
             continue
         wanted = {
             f"{node.module}" if isinstance(node, ast.ImportFrom) else alias.name

@@ -6,10 +6,12 @@ import sys
 import pytest
 import torch
 
-from grader import test_resilient_training as resilient
 from grader.engine.judge.student import Student
 from grader.engine.lesson import lessons, regions
 from grader.kit import corpus, mains_on_rank, reported, together
+from lesson_checks import everything
+
+resilient = everything("resilient_training")
 
 RUN = (
     "--epochs 3 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --lr 1e-2 --dropout 0.2 --seed 11 --log-every"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, contents, lessons
+from grader.engine.lesson import build, contents, lessons, release
 from grader.engine.lesson.lessons import COURSE
 
 GRADER = COURSE / "grader"
@@ -16,7 +16,7 @@ ROWS = [("commands",), ("classroom",), ("judge",), ("ranks", "jobs"), ("inside",
 ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 # What runs in the student's process is known to what is forked there, and to what the checks do there: nobody who
 # judges reckons with it.
-ON_RANK = {"kit/on_rank.py", "kit/tiny_model.py"}
+ON_RANK = {"kit/on_rank.py", "kit/split_on_rank.py", "kit/tiny_model.py"}
 KNOW_INSIDE = {"engine/ranks/server.py", "kit/__init__.py"} | ON_RANK
 OF_THE_JUDGE = {"judge", "ranks", "jobs", "walls", "lesson"}  # what a part of the kit may import that runs in pytest
 
@@ -50,7 +50,13 @@ def spoken(file: Path) -> str:
 
 FILES = sorted(path for path in ENGINE.rglob("*.py") if path.parent != ENGINE)
 KIT = sorted((GRADER / "kit").glob("*.py"))
-CHECKS = sorted([*GRADER.glob("test_*.py"), *(GRADER / "mutants").glob("*.py")])
+LESSONS = GRADER / "lessons"
+OF_LESSONS = sorted(LESSONS.glob("*/**/*.py"))
+RANKS = [path for path in OF_LESSONS if "ranks" in (path.stem, path.parent.name)]
+# Of the kit a rank uses what is on its side of the wall, and what draws values and sizes; `ends` runs a batch file.
+FOR_RANKS = {f"grader.kit.{name}" for name in ("on_rank", "split_on_rank", "tiny_model", "values", "sizes")} | {
+    "grader.engine.jobs.ends"
+}
 LIBRARY = sorted((COURSE / "utils").rglob("*.py"))
 
 
@@ -78,10 +84,79 @@ def test_a_part_of_the_kit_is_on_one_side_of_the_wall(file):
     assert rooms(file) <= ({"inside"} if spoken(file) in ON_RANK else OF_THE_JUDGE)
 
 
-@pytest.mark.parametrize("file", CHECKS, ids=spoken)
-def test_a_check_file_imports_from_the_kit_alone(file):
+@pytest.mark.parametrize("file", OF_LESSONS, ids=spoken)
+def test_a_lessons_files_import_from_the_kit_alone_and_from_each_other(file):
     of_ours = {name for name in imported(file) if name.startswith("grader.")}
     assert all(name.startswith("grader.kit.") and name.count(".") == 2 for name in of_ours), of_ours
+
+
+def siblings(file: Path) -> set[str]:
+    """The modules of its lesson from which a file imports, as in `from .ranks import …`."""
+    return {
+        node.module or "."
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+    }
+
+
+def origin(name: str) -> str:
+    """The module in which a name of the kit is defined."""
+    (found,) = [
+        node.module
+        for node in ast.parse((GRADER / "kit" / "__init__.py").read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]
+    ] or [""]
+    return f"{found}.{name}" if found == "grader.engine.jobs" else found
+
+
+def strangers(file: Path) -> set[str]:
+    """What a file of a lesson imports although it has no place on a rank: checks, answers, and the judge's part of the
+    kit.
+    """
+    of_lesson = {name for name in siblings(file) if name.startswith((".", "test_", "common", "answers", "ranks"))}
+    if file.parent.name == "ranks":  # `.common` is the ranks' own there
+        of_lesson = {name for name in of_lesson if not (file.parent / f"{name}.py").is_file()}
+    names = [name.rpartition(".")[2] for name in imported(file) if name.startswith("grader.kit.")]
+    of_judge = {f"{origin(name)}: {name}" for name in names}
+    inside = ("grader.engine.inside.", "utils.")
+    return of_lesson | {
+        name for name in of_judge if name.partition(":")[0] not in FOR_RANKS and not name.startswith(inside)
+    }
+
+
+@pytest.mark.parametrize("file", RANKS, ids=spoken)
+def test_what_runs_on_ranks_imports_nothing_of_the_judges(file):
+    assert strangers(file) == set()
+
+
+@pytest.mark.parametrize("file", sorted(LESSONS.glob("*/test_*.py")), ids=spoken)
+def test_what_the_judge_imports_is_seen_as_such(file):
+    """Or the test above could not fail."""
+    assert any(name.endswith(": todo") for name in strangers(file))
+
+
+def decides(file: Path) -> set[str]:
+    """What in a file would decide, or tell how: tolerances, hints, premises, verdicts."""
+    tree = ast.parse(file.read_text("utf-8"))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    telling = r"(REL|ABS|TOLERANCE|EXACT|HINTS?|expect|Wrong|Fault|allclose|isclose|rtol|atol|premise)(_\w+)?"
+    return {name for name in names if name and re.fullmatch(telling, name)}
+
+
+@pytest.mark.parametrize("file", RANKS, ids=spoken)
+def test_what_runs_on_ranks_has_no_tolerance_and_nothing_expected(file):
+    assert decides(file) == set()
+
+
+@pytest.mark.skipif(not lessons.has_solutions(), reason="a student's copy has no answers to look for")
+def test_what_runs_on_ranks_has_no_answer():
+    """The search is the one of `release`: the whole body of each region, however it is written."""
+    for file in RANKS:
+        stem = file.relative_to(LESSONS).parts[0]
+        told = [found for found in release.search([file], GRADER.parent) if found.lesson == stem]
+        assert told == [], told
 
 
 @pytest.mark.parametrize("file", LIBRARY, ids=lambda file: file.relative_to(COURSE).as_posix())
@@ -98,7 +173,7 @@ def test_what_a_lesson_has_taught_is_named_after_it():
 
 def test_the_test_sees_imports():
     assert rooms(ENGINE / "judge" / "judge.py") >= {"judge", "lesson", "ranks"}
-    assert "grader.kit.todo" in imported(GRADER / "test_01_collectives.py")
+    assert "grader.kit.todo" in imported(LESSONS / "01_collectives" / "test_ring.py")
     assert "inside" in rooms(GRADER / "kit" / "on_rank.py")
 
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from grader import test_tp_training as tp
 from grader.engine.lesson import lessons, regions
 from grader.kit import Student, corpus, losses, mains_on_rank, reported, same_losses, same_report, together
+from lesson_checks import everything
 from utils.data import IGNORE, Windows, load_corpus
 from utils.model import TransformerLM
+
+tp = everything("tp_training")
 
 FIFTY = (
     "--epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 4 --layers 2 --optimizer adamw --lr 2e-3 "

@@ -1,7 +1,6 @@
 """The way through the course: minutes of TODOs, tracks, and what is next."""
 
 import csv
-import importlib
 import json
 import re
 import sys
@@ -10,29 +9,22 @@ import pytest
 
 from course_copy import Course
 from grader.engine.commands import arguments, cli
+from grader.engine.judge.judge import checks_of
 from grader.engine.lesson import lessons, notebooks, progress, regions, tracks
 
 EXERCISES = [stem for stem in lessons.stems() if lessons.titles(stem)]
 
 
 def declared(stem):
-    """What the check file's own functions say: TODO -> its declaration."""
-    checks = importlib.import_module(f"grader.test_{stem}")
-    return {check.todo.number: check.todo for check in vars(checks).values() if hasattr(check, "todo")}
-
-
-@pytest.mark.parametrize("stem", EXERCISES)
-def test_efforts_are_read_as_they_are_declared(stem):
-    expected = {number: (todo.minutes, todo.further) for number, todo in declared(stem).items()}
-    assert tracks.efforts(stem) == expected
-    assert all(minutes > 0 and minutes % 5 == 0 for minutes, _ in expected.values())
+    """TODO -> the declaration of its check."""
+    return {check.todo.number: check.todo for check in checks_of(stem)}
 
 
 @pytest.mark.parametrize("stem", EXERCISES)
 def test_the_main_thread_needs_nothing_further(stem):
-    todos = declared(stem)
-    for todo in todos.values():
-        assert todo.further or not any(todos[needed].further for needed in todo.needs), todo
+    efforts = tracks.efforts(stem)
+    for number, todo in declared(stem).items():
+        assert efforts[number].further or not any(efforts[needed].further for needed in todo.needs), todo
 
 
 @pytest.mark.parametrize("name", tracks.TRACKS)

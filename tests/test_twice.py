@@ -1,7 +1,6 @@
 """A check walks twice: what a student's code keeps between calls falls in the second, and nothing else does."""
 
 import random
-import sys
 import textwrap
 import types
 
@@ -10,8 +9,8 @@ import torch
 from tests import on_ranks
 
 from grader.engine.inside.given import Given
+from grader.engine.judge import judge
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
-from grader.engine.judge.judge import check_module
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect, todo
 from grader.engine.lesson import lessons, regions
@@ -55,18 +54,13 @@ def verdict(runner, monkeypatch):
     """The verdict on a body of the toy lesson's only TODO."""
 
     def found(body, group=True, **about):
-        check = todo(1, minutes=1, why="why", hints=("a", "b", "c"), **about)(
-            types.FunctionType(total_is_right.__code__, globals())
-        )
-        module = types.ModuleType("grader.test_toy")
-        module.__file__, module.check = __file__, check
-        monkeypatch.setitem(sys.modules, "grader.test_toy", module)
-        for name, answer in (("lacking", ""), ("titles", {1: "total"}), ("said_by_checks", "")):
-            monkeypatch.setattr(lessons, name, lambda *_, answer=answer: answer)
+        check = todo(1, **about)(types.FunctionType(total_is_right.__code__, globals()))
+        monkeypatch.setattr(judge, "checks_of", lambda lesson: [check])
+        monkeypatch.setattr(lessons, "titles", lambda lesson: {1: "total"})
         unit = Unit("train/toy.py", regions.compose(SOURCE, {1}, {1: body}), SOURCE)
-        judge = Judge(runner, "toy", units=[unit], batch=[])
-        judge.student.makes_group = group
-        return judge.verdict(1)
+        reached = Judge(runner, "toy", units=[unit], batch=[])
+        reached.student.makes_group = group
+        return reached.verdict(1)
 
     return found
 
@@ -163,14 +157,14 @@ def test_the_mode_in_which_a_module_is_left_is_looked_at():
 
 
 def test_few_checks_bear_one_call_only():
-    checks = [check.todo for lesson in checked_lessons() for check in checks_of(check_module(lesson))]
+    checks = [check.todo for lesson in checked_lessons() for check in checks_of(lesson)]
     assert 20 * sum(bool(about.once) for about in checks) <= len(checks)
 
 
 def launch(runner, body, second=True, world=2):
     text = "from grader.engine.inside.observe import Reporter\nfrom grader.engine.inside import evidence\n"
     text += "def work(rank, world):\n" + textwrap.indent(body, "    ") + "\n"
-    how = dict(module="tests.on_ranks", function="tests.on_ranks:work", second={} if second else None, world=world)
+    how = dict(lesson="", function="tests.on_ranks:work", second={} if second else None, world=world)
     return runner.run(Job([Unit("train/x.py", text, "")], **how))
 
 

@@ -1,6 +1,5 @@
 """What a verdict and the commands say: differences that can be seen, hints of a part, code that is not cut."""
 
-import importlib
 import logging
 import math
 
@@ -9,12 +8,12 @@ import torch
 from rich.console import Console
 
 from grader.engine.commands import screen
-from grader.engine.judge.answers import answered
+from grader.engine.judge.answers import WRONG, answered, listed
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Verdict, Wrong, apart, expect, hinted
 from grader.engine.judge.words import details
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, texts
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Diagnosis, Fault
 from grader.engine.ranks.endings import Endings, parted
@@ -157,12 +156,12 @@ def test_code_is_never_cut(monkeypatch, capsys, width):
     ],
 )
 def test_a_first_hint_answers_the_failure_and_not_the_whole_todo(runner, todo, name):
-    wrong = importlib.import_module("grader.mutants.03_zero").WRONG
+    wrong = listed("03_zero", WRONG)
     answer = next(answer for answer in wrong if (answer.todo, answer.name) == (todo, name))
     others = set(lessons.titles("03_zero")) - {todo}
     judge = judge_of(runner, "03_zero", answered("03_zero", answer), others)
     verdict = judge.verdict(todo)
-    assert verdict.hints_seen == 0 and verdict.hint not in judge.checks[todo].todo.hints
+    assert verdict.hints_seen == 0 and verdict.hint not in texts.words("03_zero", todo).hints
 
 
 LONG = "attempting to assign a gradient of another dtype. The gradient must match the tensor, " + "and so on, " * 20
@@ -197,7 +196,7 @@ def test_of_a_dtensor_in_a_checkpoint_the_verdict_tells_and_not_torch(runner, ca
 
     job = Job(
         [Unit("train/x.py", SAVES, SAVES)],
-        module="tests.on_ranks",
+        lesson="",
         function="grader.engine.inside.rank:own_function",
         inputs={"name": "save", "inputs": [{"value": 0}] * 2, "timed": False},
     )

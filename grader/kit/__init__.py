@@ -1,8 +1,8 @@
-"""Everything that a check file imports: `from grader.kit import …`.
+"""Everything that the checks of a lesson import: `from grader.kit import …`.
 
 | for | take |
 |-----|------|
-| another answer, in grader/mutants/ | `Answer` |
+| another answer, in a lesson's answers/ | `Answer` |
 | a check and its verdict | `todo`, `Since` (a release of torch), `expect`, `Wrong`, `Fault`, `place`; `hinted`, for a part of a TODO with its own hint; `count_of`, for a number and its noun |
 | numbers by class (negative, zero, ties, large, …), and which parameter is frozen | `numbers`, `unsorted`, `logits`, `LARGE`; `mixed_dtypes` of inputs and weights; `strided` and `columns`, not contiguous; `zeros_in_turn`, on one rank; `frozen_in_turn`; on a rank `freeze`, which leaves a gradient from before (of `STALE`s), and `is_stale` |
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
@@ -43,6 +43,7 @@ from grader.engine.ranks.run import Run
 from grader.kit.launches import LOCAL, check_launches, first_node, is_first_node
 from grader.kit.messages import OWN_ZEROS, PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
+    a_number,
     answers_on_rank,
     as_evidence,
     crossed,
@@ -55,7 +56,7 @@ from grader.kit.on_rank import (
     saved_file,
     saved_files,
 )
-from grader.kit.predictions import a_number, both, check_answers, known, named_apart, same_numbers, written
+from grader.kit.predictions import both, check_answers, known, named_apart, same_numbers, written
 from grader.kit.refusals import check_refusals
 from grader.kit.reads import most_read, opened_by
 from grader.kit.scripts import (
@@ -80,18 +81,14 @@ from grader.kit.scripts import (
 from grader.kit.sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares, without
 from grader.kit.split_model import (
     EXACT,
-    attempt,
     check_norm,
     check_part,
     check_parts,
     check_refused,
-    drawn_batch,
-    drawn_model,
     drawn_sizes,
-    gradients,
     must_have_gradients,
-    parameters,
 )
+from grader.kit.split_on_rank import attempt, drawn_batch, drawn_model, gradients, parameters
 from grader.kit.tensors import (
     CROSSED,
     check_given,

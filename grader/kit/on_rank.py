@@ -29,6 +29,13 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else repr(value)
 
 
+def a_number(value: Any) -> float | None:
+    """A number that came as such or as a tensor of one; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def raised(call: Callable[[], Any]) -> dict[str, Any] | None:
     """What a call raises: {"error": its class, "text": …, "calls": how many collectives and messages it made before};
     None if it returns. What is not done yet goes through.

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import expect
 from grader.engine.ranks.diagnose import Fault
-from grader.kit.on_rank import answers_on_rank
+from grader.kit.on_rank import a_number, answers_on_rank
 
 
 def check_answers(
@@ -68,13 +69,6 @@ def spoken(value: Any, digits: int = 10) -> str:
         if isinstance(value, str)
         else str(value)
     )
-
-
-def a_number(value: Any) -> float | None:
-    """A number that came as such or as a tensor of one; None for anything else."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def same_numbers(seen: Any, right: Any) -> bool:

@@ -7,7 +7,6 @@ An attack that reads raises what it found, so a wall that leaks shows in the rec
 Attackers know everything: `KNOWN` holds the paths that they would love to know, and each attack is given them as names.
 """
 
-import gzip
 import io
 import json
 import os
@@ -132,38 +131,10 @@ def tarred(*entries: tuple[str, bytes, str, bytes], ending: str = ".tar") -> Cal
     return make
 
 
-def tar_header_bomb(path: Path) -> None:
-    """A header of pax that says it is 3 GB long, and is: 3 MB packed."""
-    head = tarfile.TarInfo("pax")
-    head.type, head.size = tarfile.XHDTYPE, 3 << 30
-    with gzip.open(f"{path}.tar.gz", "wb", compresslevel=1) as file:
-        file.write(head.tobuf(tarfile.USTAR_FORMAT))
-    megabytes = gzip.compress(bytes(64 << 20), 9)  # members of a gzip file are read one after the other
-    with open(f"{path}.tar.gz", "ab") as file:
-        file.writelines(megabytes for _ in range(48))
-
-
-def million_entries(path: Path) -> None:
-    """A zip whose list names one entry again and again."""
-    zipped((NOTEBOOK, RIGHT))(path)
-    packed = Path(f"{path}.zip").read_bytes()
-    start, end = packed.index(b"PK\x01\x02"), packed.index(b"PK\x05\x06")
-    listed = packed[start:end] * 500_000
-    tail = packed[end : end + 8] + b"\xff\xff" * 2 + len(listed).to_bytes(4, "little") + packed[end + 16 :]
-    Path(f"{path}.zip").write_bytes(packed[:start] + listed + tail)
-
-
-def pax_digits(path: Path) -> None:
-    """A header of pax that is one long number, which tarfile looks through again from each of its digits."""
-    head, text = tarfile.TarInfo("pax"), b"1" * 300_000
-    head.type, head.size = tarfile.XHDTYPE, len(text)
-    Path(f"{path}.tar").write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + text + bytes(-len(text) % 512 + 1024))
-
-
 def long_notebook(path: Path) -> None:
     write(path, b"")
     with open(path / NOTEBOOK, "r+b") as file:
-        file.truncate(500_000_000)  # sparse: nothing lies on the disk
+        file.truncate(5_000_001)  # one byte more than is read
 
 
 def raising(code: str) -> Callable[[Path], None]:
@@ -330,24 +301,25 @@ gc.unfreeze()
 for thing in gc.get_objects():
     name = getattr(thing, '__module__', None) if isinstance(thing, types.FunctionType) else None
     if isinstance(name, str) and (name.startswith(('utils.after_', 'utils.costs'))
-                                  or name.startswith('grader.test_') and not thing.__name__.endswith('_on_rank')):
+                                  or name.startswith('grader.lessons.') and '.ranks' not in name):
         loot.append(f'{name}.{thing.__name__}')
 """
 IN_MODULES = """
 import importlib
-for name in ('utils.after_ddp', 'utils.after_fsdp', 'utils.costs', 'utils.costs.seconds', 'grader.test_01_collectives',
-             'grader.test_09_mesh', 'grader.mutants.01_collectives'):
+for name in ('utils.after_ddp', 'utils.after_fsdp', 'utils.costs', 'utils.costs.seconds', 'grader.lessons.01_collectives.test_ring',
+             'grader.lessons.01_collectives.common', 'grader.lessons.09_mesh.test_axes',
+             'grader.lessons.01_collectives.answers.ring'):
     try:
         found = [word for word in vars(sys.modules.get(name) or importlib.import_module(name)) if word[0] != '_']
-        loot += [f'{name}.{word}' for word in found if hasattr(sys.modules[name], word) and not word.endswith('_on_rank')
-                 and getattr(getattr(sys.modules[name], word), '__module__', '') == name]
+        loot += [f'{name}.{word}' for word in found if hasattr(sys.modules[name], word) and getattr(getattr(sys.modules[name], word), '__module__', '') == name]
     except (ImportError, OSError):
         pass
 """
 IN_FILES = """
 import utils
-for path in ('utils/after_ddp.py', 'utils/costs/seconds.py', 'grader/test_01_collectives.py', 'grader/sealed',
-             'grader/mutants/01_collectives.py', 'solutions', 'utils/__pycache__'):
+for path in ('utils/after_ddp.py', 'utils/costs/seconds.py', 'grader/lessons/01_collectives/test_ring.py',
+             'grader/lessons/01_collectives/texts.md', 'grader/lessons/01_collectives/answers', 'grader/lessons/01_collectives',
+             'grader/sealed', 'solutions', 'utils/__pycache__'):
     try:
         place = os.path.join(os.path.dirname(os.path.dirname(utils.__file__)), path)
         loot += [f'{path}: {name}' for name in os.listdir(place)] if os.path.isdir(place) else [open(place).read(80)]
@@ -451,7 +423,7 @@ import json
 about = dict(e='op', op='all_reduce', name='1/0', group=[0, 1], bytes=4, dtype='float32', detail=None, where=None, t=0.0)
 for shape in ([2000000000, [0]], [10**4000] * 200, [[10**9, 'x']], {'a': 1}, [-1], [1e308, 1e308]):
     observe.Reporter.mine.socket.sendall(json.dumps({**about, 'shape': shape}).encode() + b'\\n')
-observe.Reporter.mine.socket.sendall(b'[' * 200000 + b'\\n')
+observe.Reporter.mine.socket.sendall(b'[' * 5000 + b'\\n')
 """
 )
 
@@ -472,7 +444,7 @@ while True:
 """
 )
 
-DEEP = "(" * 100_000
+DEEP = "(" * 300  # more than Python takes
 
 SAYS_IT_SENT = """
 judge, numbers = observe.Reporter.mine, iter(range(1000, 2000))
@@ -596,10 +568,10 @@ ATTACKS = [
         broadcast(C + FOLDER_SWAPPED, "return tensor"),
     ),
     Attack(
-        "a bomb of JSON",
-        "1 MB of brackets from each rank",
+        "a list of lists",
+        "a list of lists from each rank, where it has a tensor",
         "a limit on evidence; the worker has a memory limit",
-        broadcast(C + FORGE_AT_ONCE + "put('[' + '[],' * 330_000 + '0]')", ""),
+        broadcast(C + FORGE_AT_ONCE + "put('[' + '[],' * 20_000 + '0]')", ""),
     ),
     Attack(
         "sparse files",
@@ -752,11 +724,11 @@ ATTACKS = [
     ),
     Attack(
         "strange evidence",
-        "deep nesting, NaN, a million entries",
+        "brackets that nobody closes, bytes that are no tensors",
         "JSON and safetensors, of a size",
         broadcast(
             C + "from grader.engine.inside import observe\nrun = observe.Path.cwd().parent\n(run /"
-            " 'evidence.json').write_text('[' * 1000000)\n(run / 'evidence.safetensors').write_bytes(b'\\xff' *"
+            " 'evidence.json').write_text('[' * 5000)\n(run / 'evidence.safetensors').write_bytes(b'\\xff' *"
             " 64)\nobserve.Reporter.mine.say(e='end')\ntime.sleep(60)"
         ),
         says="no evidence",
@@ -961,9 +933,9 @@ ATTACKS = [
     ),
     Attack(
         "nested JSON",
-        "200,000 brackets",
+        "more brackets than a notebook has",
         "said to be unreadable",
-        lambda path: write(path, "[" * 200_000),
+        lambda path: write(path, "[" * 5_000),
         says="not a notebook that can be read",
     ),
     Attack(
@@ -976,18 +948,18 @@ ATTACKS = [
         says="not a notebook that can be read",
     ),
     Attack(
-        "a notebook of 500 MB",
-        "takes the judge's memory",
+        "a notebook that is too long",
+        "a byte more than 5 MB",
         "files of a likely size",
         long_notebook,
         says="longer than 5 MB",
         state="nothing of the course",
     ),
     Attack(
-        "100,000 cells",
+        "1,001 cells",
         "each of which is looked at",
         "code of a likely size",
-        changed(lambda made: made["cells"].extend([{"cell_type": "code", "source": "1", "metadata": {}}] * 60_000)),
+        changed(lambda made: made["cells"].extend([{"cell_type": "code", "source": "1", "metadata": {}}] * 1001)),
     ),
     Attack(
         "deeply nested source",
@@ -995,19 +967,6 @@ ATTACKS = [
         "the judge survives its parsers",
         broadcast(f"x = {DEEP}\nif", ""),
         says="does not run",
-    ),
-    Attack(
-        "deep, and it parses",
-        "100,000 minus signs, attributes, additions",
-        "the judge survives its parsers",
-        broadcast(f"x = {'-' * 50_000}1{'.a' * 50_000}{'+1' * 50_000}", ""),
-        says="does not run",
-    ),
-    Attack(
-        "spaces",
-        "a line on which a regular expression takes hours",
-        "no pattern that goes back",
-        broadcast(f"x y\n{' ' * 50_000}\nx", ""),
     ),
     Attack(
         "not UTF-8",
@@ -1082,14 +1041,6 @@ ATTACKS = [
     ),
     # Archives
     Attack(
-        "a header of digits",
-        "of pax: a regular expression takes 25 s for it",
-        "a rank reads it, and a rank has limits",
-        pax_digits,
-        says="it takes too long",
-        state="refused",
-    ),
-    Attack(
         "zip slip",
         "entries that lead out of the folder",
         "nothing is unpacked to disk",
@@ -1098,28 +1049,12 @@ ATTACKS = [
         says="leads out",
     ),
     Attack(
-        "a zip bomb",
-        "50 MB of zeros as the notebook, and 400 MB beside it",
+        "a long file in a zip",
+        "5 MB of zeros and one more as the notebook",
         "no more is read than would be taken",
-        zipped((NOTEBOOK, bytes(50 << 20)), ("x", bytes(400 << 20))),
+        zipped((NOTEBOOK, bytes(5_000_001))),
         says="longer than 5 MB",
         state="nothing of the course",
-    ),
-    Attack(
-        "a zip of a million entries",
-        "takes the judge 10 s and a gigabyte",
-        "a rank reads it, and a rank has limits",
-        million_entries,
-        says="it takes too long",
-        state="refused",
-    ),
-    Attack(
-        "a tar bomb",
-        "a header of 3 GB",
-        "a rank reads it, and a rank has limits",
-        tar_header_bomb,
-        says="it takes too long",
-        state="refused",
     ),
     Attack(
         "tar with links and devices",

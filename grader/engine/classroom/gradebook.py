@@ -70,9 +70,9 @@ def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[
 
 
 def points_of(stem: str, number: int) -> int:
-    from grader.engine.judge.judge import check_module, checks_of
+    from grader.engine.judge.judge import checks_of
 
-    return next(check.todo.points for check in checks_of(check_module(stem)) if check.todo.number == number)
+    return next(check.todo.points for check in checks_of(stem) if check.todo.number == number)
 
 
 def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookNode:

@@ -125,11 +125,10 @@ def cells_of(values: Any) -> list[Cell]:
 def read_inside(
     inside: Runner, stem: str, given: dict[str, bytes | str], function: str, **inputs: Any
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Call a function of `inside/reading.py` on a rank, in a folder with the `given` files. Returns what it says, which
-    is a problem if it met the limits of a rank, and the files that it left.
+    """Call a function of `inside/reading.py` on a rank, in a folder with the `given` files. Returns what it says,
+    which is a problem if it met the limits of a rank, and the files that it left.
     """
-    module = f"grader.test_{stem}"  # what a rank may load is determined by its lesson
-    job = Job([], module, 1, group=False, function=f"{READING}:{function}", inputs=inputs, files=given)
+    job = Job([], stem, 1, group=False, function=f"{READING}:{function}", inputs=inputs, files=given)
     run = inside.run(job)
     if run.fault:
         return {"problem": TOO_LONG if run.fault.cause == "hang" else run.fault.message}, {}

@@ -112,7 +112,7 @@ def judge_lesson(
     """Judge one lesson of a submission, in its own sandbox, which contains none of this lesson's answers."""
     folder, own = room.taken(record["student"]), seed(room, record)
     trusted.backend = backends.for_a_class(room.backend)
-    packages = [package for package in [submissions.READING, lessons.said_by_checks(stem, "PACKAGE")] if package]
+    packages = [package for package in [submissions.READING, lessons.package(stem)] if package]
     with Runner(outside, room.walls, room.course, packages, stem, trusted, backend=trusted.backend) as inside:
         inside.server.until = until
 

@@ -353,8 +353,8 @@ def mutants(
         grader_graded.list_survivors(asked, changes, seed)
         return
     for lesson in asked:
-        if not (lessons.COURSE / "grader" / "mutants" / f"{lesson}.py").is_file():
-            fail(f"there is no grader/mutants/{lesson}.py, which holds the answers to try")
+        if not (lessons.folder(lesson) / "answers").is_dir():
+            fail(f"there is no grader/lessons/{lesson}/answers/, which has the answers to try")
     raise typer.Exit(grader_graded.run(asked, seed))
 
 

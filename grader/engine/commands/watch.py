@@ -24,10 +24,10 @@ from rich.table import Table
 
 from grader.engine.commands.remember import remember
 from grader.engine.commands.screen import console, say, say_verdict
-from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
+from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, texts
 from grader.engine.lesson.files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.runner import Runner
@@ -79,7 +79,7 @@ def recheck(
 
 def climb(lesson: str, number: int) -> str:
     """The next of a TODO's hints; after the last one, the last one again."""
-    hints = next(check.todo.hints for check in checks_of(check_module(lesson)) if check.todo.number == number)
+    hints = texts.words(lesson, number).hints
     progress = Progress()
     step = min(progress.read().get((lesson, number), Entry()).hints + 1, len(hints))
     progress.write({(lesson, number): step})

@@ -11,7 +11,6 @@ the inputs, which only this rank may see, come from the judge over its own conne
     argv         the command line: run the script as a whole;  or
     function     call this function, "its module:its name", with the student's
                  module and the inputs
-    check        the part of that module that runs on ranks, and its file
     lesson       the library withholds what this lesson and later ones teach
     package      that the lesson needs in addition
     world, nodes ranks, and how many nodes they pretend to be spread over, or how many ranks are on each
@@ -193,7 +192,7 @@ def withhold(lesson: str) -> None:
 
 
 def forget(name: str) -> None:
-    """Unload a module of the library."""
+    """Unload a module."""
     sys.modules.pop(name, None)
     package, _, own = name.rpartition(".")
     if package in sys.modules:
@@ -207,9 +206,9 @@ def forget_answers() -> None:
     """Unload all of the library that has what a lesson teaches, or imports it, and what stands in for such modules:
     what is imported next does not depend on the lessons that this process has served.
     """
-    for name in [name for name in sys.modules if name.startswith("utils.") and name not in without_answers]:
-        forget(name)
-    check_loaded.cache_clear()  # they hold on to what they have imported
+    for name in [name for name in sys.modules if name.startswith(("utils.", "grader.lessons."))]:
+        if name not in without_answers:  # what runs on ranks for other lessons holds on to what it has imported
+            forget(name)
 
 
 @functools.lru_cache(1)  # for the current lesson
@@ -233,18 +232,12 @@ def load_plain_library() -> None:
     without_answers.update(name for name in loaded if name.startswith("utils."))
 
 
-@functools.lru_cache(8)
-def check_loaded(name: str, file: str, text: str) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__file__ = file
-    exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
-    return module
-
-
-def load_check(job: dict) -> None:
-    """In the server: load the part of a check file that runs on ranks, instead of the whole module."""
-    name = job["function"].partition(":")[0]
-    sys.modules[name] = check_loaded(name, job["check"]["file"], job["check"]["text"])
+def load_lesson(lesson: str) -> None:
+    """In the server: load what a lesson's checks call on ranks. Nothing else of its folder is loaded there: it has
+    answers, and code can find whatever is in memory.
+    """
+    for name in lessons.on_ranks(lesson):
+        importlib.import_module(name)
 
 
 def load(job: dict, reporter: observe.Reporter, name: str) -> types.ModuleType:
@@ -306,7 +299,7 @@ def call(job: dict, reporter: observe.Reporter, number: int) -> dict:
     if job["group"]:
         torch.distributed.init_process_group(reporter.backend)
     module, _, name = job["function"].rpartition(":")
-    function = getattr(sys.modules[module], name)
+    function = getattr(importlib.import_module(module), name)  # loaded, unless it is a check's own reference
     first, *second = job["inputs"]
     # Code that is given a process group names no device, nor does a reference; a script that makes its own group does.
     no_device = job["group"] or job["file"] is None

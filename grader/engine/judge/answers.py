@@ -1,11 +1,15 @@
-"""Other answers to a TODO, wrong or right, that test the grader: `grader/mutants/<lesson>.py` lists them."""
+"""Other answers to a TODO, wrong or right, that test the grader: `grader/lessons/<lesson>/answers/` has them."""
 
+import importlib
 import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from grader.engine.lesson import lessons, regions
+
+
+WRONG, RIGHT = "WRONG", "RIGHT"  # the names of the two lists in each file of answers
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,13 @@ class Answer:
                 raise ValueError(f"“{self.name}” edits a text that is there {text.count(old)} times: {old!r}")
             text = text.replace(old, new)
         return text
+
+
+def listed(lesson: str, kind: str) -> list[Answer]:
+    """All answers of a kind to the TODOs of a lesson, file by file."""
+    files = sorted((lessons.folder(lesson) / "answers").glob("*.py"))
+    modules = [importlib.import_module(lessons.module_name(file)) for file in files]
+    return [answer for module in modules for answer in getattr(module, kind, ())]
 
 
 def answered(lesson: str, *answers: Answer) -> dict[Path, str]:

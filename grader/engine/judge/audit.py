@@ -3,26 +3,21 @@
 `build.check_sources` reads the sources; here the judge checks them.
 """
 
-import re
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from grader.engine.judge.judge import Judge, check_module, checked_lessons, checks_of
-from grader.engine.lesson import lessons, reference, regions
+from grader.engine.judge.judge import Judge, checked_lessons, checks_of
+from grader.engine.lesson import lessons, regions
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises
 from grader.engine.ranks.runner import Runner
-
-HINTS = 3  # the direction, the API, almost the line
-LONGEST = 400  # characters of an after-text
-QUESTIONS = 3  # to discuss, each with an answer
 
 
 def problems(runner: Runner, chosen: Collection[str]) -> list[str]:
     """The problems of these lessons, one line each."""
     found = [
-        f"{lesson}: has TODOs and no grader/test_{lesson}.py"
+        f"{lesson}: has TODOs and no checks in grader/lessons/{lesson}/"
         for lesson in exercises()
         if lesson in chosen and lesson not in checked_lessons()
     ]
@@ -43,38 +38,14 @@ def unchecked(chosen: Collection[str]) -> list[str]:
 
 
 def said(lesson: str) -> Iterator[str]:
-    """TODOs without a check, checks without a TODO, and missing texts."""
-    checks = {check.todo.number: check.todo for check in checks_of(check_module(lesson))}
-    for number in sorted(checks.keys() ^ titles(lesson).keys()):
+    """TODOs without a check, and checks without a TODO. What their texts lack, `texts.problems` says."""
+    checks = {check.todo.number for check in checks_of(lesson)}
+    for number in sorted(checks ^ titles(lesson).keys()):
         yield (
             f"{lesson}/{number}: a check without a TODO"
             if number in checks
             else f"{lesson}/{number}: a TODO without a check"
         )
-    for number, about in checks.items():
-        if len(about.hints) != HINTS or not all(hint.strip() for hint in about.hints):
-            yield f"{lesson}/{number}: has {len(about.hints)} hints, not {HINTS} with words in them"
-        if not about.why.strip():
-            yield f"{lesson}/{number}: does not say why it matters"
-    if lessons.has_solutions():
-        texts = reference.texts(lesson)
-        for number in sorted(texts.keys() ^ titles(lesson).keys()):
-            yield f"{lesson}/{number}: solutions/after/{lesson}.md has a text without a TODO, or lacks one"
-        for number in (number for number, text in texts.items() if not 0 < len(text) <= LONGEST):
-            yield f"{lesson}/{number}: {len(texts[number])} characters to read after a pass, not 1 to {LONGEST}"
-        for path in ("docs/questions.md", "solutions/answers.md"):
-            numbers = paragraphs(path).get(lesson, [])
-            if numbers != list(range(1, QUESTIONS + 1)):
-                yield f"{lesson}: {path} has no 1 to {QUESTIONS} under ## {lesson}"
-
-
-def paragraphs(path: str) -> dict[str, list[int]]:
-    """Heading -> the numbers of its paragraphs, in a file of questions or answers."""
-    _, *found = re.split(r"^## (.+)\n", (lessons.COURSE / path).read_text("utf-8"), flags=re.MULTILINE)
-    return {
-        name: [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
-        for name, text in zip(found[::2], found[1::2], strict=True)
-    }
 
 
 def starts(runner: Runner, lesson: str) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""How a check file is written, and how its verdicts are reached.
+"""How checks are written, and how their verdicts are reached.
 
-A check file is `grader/test_<lesson>.py`. Each of its checks is a function of
+The checks of a lesson are in `grader/lessons/<lesson>/test_*.py`. Each is a function of
 one argument, the student's code on ranks, that returns if the TODO is right and
 raises `Wrong` if not:
 
-    @todo(4, why="…", hints=("direction", "the API", "almost the line"))
+    @todo(4, needs=(1,))
     def test_todo4_samplers(student):
         for world in (2, 3):
             seen = student.call(samplers_on_rank, world=world)
@@ -21,13 +21,12 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from grader.engine.judge.passed import Passed
 from grader.engine.judge.student import Student, hint_of_syntax, named_places
 from grader.engine.judge.twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadCheck, BadDraw, Todo, Verdict, Wrong, text, todos
-from grader.engine.lesson import changes, lessons, parsing, regions
+from grader.engine.lesson import changes, lessons, parsing, regions, texts
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
 from grader.engine.ranks.endings import broken_promise
 from grader.engine.ranks.runner import Runner
@@ -59,8 +58,7 @@ class Judge:
         """
         self.lesson, self.passed, self.once = lesson, passed, once
         self.lacks = lessons.lacking(lesson)
-        module = check_module(lesson)
-        self.checks = {check.todo.number: check for check in checks_of(module)}
+        self.checks = {check.todo.number: check for check in checks_of(lesson)}
         self.titles = lessons.titles(lesson)
         self.student: Student | None = None
         self.unreadable = ""
@@ -397,7 +395,8 @@ class Judge:
             plain.plain_text(self.in_words(message), 2000),
         )
         if status == "fail":
-            verdict.why, verdict.hint = about.why, about.hints[0]
+            words = texts.words(self.lesson, number)
+            verdict.why, verdict.hint = words.why, next(iter(words.hints), "")
             if problem and problem.hint:
                 verdict.hint, verdict.hints_seen = problem.hint, 0
             elif cause == "crash" and (asked := self.asked_there(number, problem)):
@@ -505,24 +504,23 @@ def not_understood(error: Exception) -> Fault:
 
 def spoken_crash(error: Exception) -> str:
     """An exception of a check, and the line that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name.startswith("test_")]
+    checks = lessons.folder("")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(checks)]
     where = f", where the check says: {frames[-1].line}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
-def check_module(lesson: str) -> ModuleType:
-    return importlib.import_module(f"grader.test_{lesson}")
-
-
-def checks_of(module: ModuleType) -> list[Callable]:
-    """The checks of a check file, by TODO number."""
-    found = [value for value in vars(module).values() if isinstance(getattr(value, "todo", None), Todo)]
-    return sorted(found, key=lambda check: check.todo.number)
+def checks_of(lesson: str) -> list[Callable]:
+    """The checks of a lesson, by TODO number."""
+    modules = [importlib.import_module(lessons.module_name(file)) for file in lessons.checks(lesson)]
+    found = [value for module in modules for value in vars(module).values()]
+    checks = [value for value in found if isinstance(getattr(value, "todo", None), Todo)]
+    return sorted(checks, key=lambda check: check.todo.number)
 
 
 def needs_of(lesson: str) -> dict[int, set[int]]:
     """TODO -> the TODOs that its check needs."""
-    return {check.todo.number: set(check.todo.needs) for check in checks_of(check_module(lesson))}
+    return {check.todo.number: set(check.todo.needs) for check in checks_of(lesson)}
 
 
 def needed(lesson: str, todo: int) -> set[int]:
@@ -534,5 +532,5 @@ def needed(lesson: str, todo: int) -> set[int]:
 
 
 def checked_lessons() -> list[str]:
-    """The lessons that have a check file, in course order."""
-    return [stem for stem in lessons.stems() if (lessons.COURSE / "grader" / f"test_{stem}.py").is_file()]
+    """The lessons that have checks, in course order."""
+    return [stem for stem in lessons.stems() if lessons.checks(stem)]

@@ -1,12 +1,11 @@
 """Grades the grader: it must reject wrong answers and accept right ones.
 
-`grader/mutants/<lesson>.py` holds two lists of `Answer`, WRONG and RIGHT. Right answers are tried together, one for
+`grader/lessons/<lesson>/answers/` has lists of `Answer`, WRONG and RIGHT. Right answers are tried together, one for
 each TODO at a time: a student may mix them. In addition, each lesson is tried half done, in three ways: with those
 before k solved, k is not attempted; with all but k solved, k is not attempted; and with only k and the TODOs that it
 needs solved, k is right: so no other missing TODO can fail it.
 """
 
-import importlib
 import random
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine.judge import mutations
-from grader.engine.judge.answers import Answer, answered, solved
+from grader.engine.judge.answers import RIGHT, WRONG, Answer, answered, listed, solved
 from grader.engine.judge.judge import Judge, needed, needs_of
 from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons
@@ -76,7 +75,7 @@ def wrong_answers(
     """Try wrong answers: each differs from the solution in one TODO. The TODOs that it needs pass without it ("alone"
     shows that), so their checks are not run again. `one_in`: only this part of them, drawn.
     """
-    for answer in some(answers_to(lesson, chosen, "WRONG"), one_in):
+    for answer in some(answers_to(lesson, chosen, WRONG), one_in):
         others = () if answer.edits else {*lessons.titles(lesson)} - {answer.todo}
         started = time.perf_counter()
         own = judged(runner, lesson, answered(lesson, answer), others, answer.todo, seed)
@@ -99,12 +98,12 @@ def right_answers(
     runner: Runner, lesson: str, chosen: Collection[int], seed: str = "", one_in: int = 1
 ) -> Iterator[Trial]:
     """Try right answers, in rounds: each is tried with all TODOs that need it. `one_in`: as for `wrong_answers`."""
-    for company in rounds(some(answers_to(lesson, chosen, "RIGHT"), one_in)):
+    for company in rounds(some(answers_to(lesson, chosen, RIGHT), one_in)):
         yield from accepted(runner, lesson, company, seed)
 
 
 def answers_to(lesson: str, chosen: Collection[int], kind: str) -> list[Answer]:
-    return [a for a in getattr(importlib.import_module(f"grader.mutants.{lesson}"), kind) if a.todo in chosen]
+    return [answer for answer in listed(lesson, kind) if answer.todo in chosen]
 
 
 def some(answers: list[Answer], one_in: int) -> list[Answer]:
@@ -222,8 +221,8 @@ def run(chosen: dict[str, list[int]], seed: str = "") -> int:
                 console.print(f"{lesson} is not tried: {line}", soft_wrap=True)
                 continue
             numbers = len(lessons.titles(lesson))
-            answers = importlib.import_module(f"grader.mutants.{lesson}")
-            task = progress.add_task(lesson, total=3 * numbers + len(answers.WRONG) + len(answers.RIGHT))
+            answers = len(listed(lesson, WRONG)) + len(listed(lesson, RIGHT))
+            task = progress.add_task(lesson, total=3 * numbers + answers)
             for trial in trials(runner, lesson, only, seed):
                 found.append(trial)
                 progress.advance(task)

@@ -1,6 +1,6 @@
 """Wrong answers that nobody thought of: a reference solution with one small change, made by a rule.
 
-The answers in `grader/mutants/` are mistakes that somebody had in mind when the check was written. Here every place of
+The answers in `grader/lessons/` are mistakes that somebody had in mind when the check was written. Here every place of
 a solution is changed in turn, as mutation testing does (DeMillo, Lipton and Sayward 1978): a line is left out, a
 comparison turned, a bound moved by one, an argument dropped, a copy forgotten, a rank taken for rank 0. Most changes
 give wrong answers, and the check must reject those. Some do not change what the code does; which ones, only a reader

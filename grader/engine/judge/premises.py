@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from grader.engine.judge import student as of_students
-from grader.engine.judge.judge import DRAWS, check_module, checks_of
+from grader.engine.judge.judge import DRAWS, checks_of
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import BadDraw
 from grader.engine.lesson import lessons
@@ -55,7 +55,7 @@ def tried(runner: Runner, lesson: str, seeds: Iterable[str]) -> Tried:
     for seed in seeds:
         of_students.SERIAL.clear()  # runs of the baseline are not reused for another seed
         found.seeds += 1
-        for check in checks_of(check_module(lesson)):
+        for check in checks_of(lesson):
             student = Rehearsal(runner, lesson, units, batch, seed)
             if why := rehearse(check, student, found):
                 found.broken.append(f"TODO {check.todo.number} with seed {seed}: {why}")

@@ -56,7 +56,6 @@ class Student:
         self, runner: Runner, lesson: str, units: list[lessons.Unit], batch: list[lessons.Unit], seed: str = ""
     ) -> None:
         self.runner, self.lesson, self.units, self.batch, self.seed = runner, lesson, units, batch, seed
-        self.module = f"grader.test_{lesson}"
         self.again = 0  # how often the numbers of this check were redrawn
         self.seconds = 0.0  # spent on ranks
         self.suspicions: list[str] = []  # about runs whose records contradict themselves
@@ -272,7 +271,7 @@ class Student:
         return SERIAL[key]
 
     def reference(self, function: Callable, on_gpus: bool = False, **inputs: Any) -> Any:
-        """Call `function(**inputs)` of the check file, without the student's code: in this process, since starting one
+        """Call `function(**inputs)` of the checks, without the student's code: in this process, since starting one
         takes longer than most references; but not in a notebook's kernel, where that code runs.
 
         Args:
@@ -301,7 +300,7 @@ class Student:
     def _launch(self, units: list[lessons.Unit], runner: Runner | None = None, **how: Any) -> Run:
         began = time.perf_counter()
         try:
-            run = (runner or self.runner).run(Job(units, self.module, **how))
+            run = (runner or self.runner).run(Job(units, self.lesson, **how))
         except Exception as error:  # a student's faults are recorded in the run
             machines = isinstance(error, (OSError, RuntimeError, Unjudged, NoBackend))
             machines &= not isinstance(error, RecursionError)

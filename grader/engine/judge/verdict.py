@@ -1,4 +1,4 @@
-"""What a check file declares and raises, and the resulting verdict."""
+"""What a check declares and raises, and the resulting verdict."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -149,15 +149,13 @@ class Since(NamedTuple):
 
 @dataclass(frozen=True)
 class Todo:
-    """A check's declaration of its TODO. The title is in the lesson's source."""
+    """A check's declaration of its TODO. The title is in the lesson's source; why it matters and its hints are in the
+    lesson's texts.
+    """
 
     number: int
-    why: str
-    hints: tuple[str, ...]
     needs: tuple[int, ...]
     points: int
-    minutes: int
-    further: bool
     in_place: tuple[str, ...]
     once: str
     since: Since | None
@@ -166,26 +164,21 @@ class Todo:
 def todo(
     number: int,
     *,
-    minutes: int,
-    why: str,
-    hints: tuple[str, ...],
     needs: tuple[int, ...] = (),
     points: int = 1,
-    further: bool = False,
     in_place: tuple[str, ...] = (),
     once: str = "",
     since: Since | None = None,
 ) -> Callable:
     """Mark a function as the check of a TODO.
 
-    `needs`: without these TODOs the check cannot run. `minutes`: an estimate of the time from reading the task to the
-    verdict. `further`: the lesson's main thread does not need it. `in_place`: names of arguments that the student's
-    functions may change. `once`: why the check is not called a second time in one process. `since`: below that
+    `needs`: without these TODOs the check cannot run. `in_place`: names of arguments that the student's functions may
+    change. `once`: why the check is not called a second time in one process. `since`: below that
     release of torch neither this TODO nor what needs it is judged.
     """
 
     def mark(check: Callable) -> Callable:
-        check.todo = Todo(number, why, hints, needs, points, minutes, further, in_place, once, since)
+        check.todo = Todo(number, needs, points, in_place, once, since)
         return check
 
     return mark

@@ -9,12 +9,18 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from grader.engine.lesson import contents, lessons, regions, tracks
+from grader.engine.lesson import contents, lessons, regions, texts, tracks
 from utils.whole import write_whole
 
 README = "README.md"
 AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
 TEACHING = "docs/teaching.md"
+QUESTIONS = "docs/questions.md"
+ASKED = """# Questions
+
+Three to discuss for each lesson. Instructors find answers in `grader/lessons/NAME/texts.md`, from which
+`./workbook build` makes this page; homework is under *Further work* in [reading.md](reading.md).
+"""
 CONTRIBUTING = "CONTRIBUTING.md"
 FINDINGS = "findings/README.md"
 
@@ -85,12 +91,13 @@ def build(force: bool = False) -> list[str]:
 
 
 def pages_to_write() -> dict[str, str]:
-    """Path → text, for the pages whose tables are out of date."""
+    """Path → text, for the pages that are made here, or have a table made here, and are out of date."""
     tables = [
         (README, "lessons", lessons_table),
         (TEACHING, "tracks", tracks_tables),
         (CONTRIBUTING, "signatures", contents.signatures),
         (CONTRIBUTING, "files", contents.tree),
+        (FINDINGS, "findings", contents.findings),
         (FINDINGS, "findings", contents.findings),
     ]
     changed: dict[str, str] = {}
@@ -101,7 +108,17 @@ def pages_to_write() -> dict[str, str]:
             between = rf"(?<=<!-- {what}: written by \./workbook build -->\n)(.|\n)*?(?=<!-- end of {what} -->)"
             made = re.sub(between, lambda _, table=table: f"{table()}\n", text)
             changed |= {name: made} if made != text else {}
+    page = lessons.COURSE / QUESTIONS
+    if lessons.has_solutions() and page.parent.is_dir():
+        made = questions()
+        changed |= {QUESTIONS: made} if not page.is_file() or page.read_text("utf-8") != made else {}
     return changed
+
+
+def questions() -> str:
+    """The page with the questions of all lessons."""
+    asked = [f"## {stem}\n\n{texts.read(stem).questions}\n" for stem in lessons.stems()]
+    return "\n".join([ASKED, *asked])
 
 
 def lessons_table() -> str:
@@ -110,7 +127,7 @@ def lessons_table() -> str:
     for stem in lessons.stems():
         link = f"[`{stem}`]({lessons.student_path(stem).relative_to(lessons.COURSE).as_posix()})"
         number = len(lessons.titles(stem))
-        what = lessons.said_by_checks(stem, "BUILDS") if number else AS_GIVEN
+        what = texts.read(stem).builds if number else AS_GIVEN
         hours = tracks.minutes([(stem, n) for n in lessons.titles(stem)]) / 60
         rows.append(f"| {link} | {number or ''} | {f'{hours:.1f}' if number else ''} | {what} |")
     return "\n".join(rows)
@@ -143,10 +160,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
     """Problems in the sources, and files that do not match them, one line each; for all lessons, or `only` these."""
     chosen = only or all_stems()
     problems = [problem for stem in chosen for problem in _check_stem(stem)]
-    for stem in chosen:
-        checks = lessons.COURSE / "grader" / f"test_{stem}.py"
-        if checks.is_file() and lessons.titles(stem) and not lessons.said_by_checks(stem, "BUILDS"):
-            problems.append(f"{_name(checks)}: has no BUILDS, the lesson's row in the table of {README}")
+    problems += [problem for stem in chosen if lessons.folder(stem).is_dir() for problem in texts.problems(stem)]
     if problems:
         return problems  # broken sources build nothing worth comparing
     files = student_files()
@@ -169,7 +183,7 @@ def check_sources(only: Sequence[str] | None = None) -> list[str]:
 def _check_stem(stem: str) -> Iterator[str]:
     """Problems within the sources of one lesson, whose TODOs are numbered together."""
     if stem not in lessons.ORDER:
-        yield f"{stem}: not in the order of the lessons (grader/engine/lesson/lessons.py)"
+        yield f"{stem}: not in the order of the lessons (grader/lessons/course.toml)"
     seen: dict[int, str] = {}  # TODO → title
     for path in lessons.sources(stem):
         name = _name(path)

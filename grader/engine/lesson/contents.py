@@ -9,9 +9,14 @@ from grader.engine.lesson import lessons, parsing
 
 # Folders whose files are listed one by one; a glob stands for all files of lessons.
 FOLDERS = ("utils", "grader", "images", "tests", "benchmarks")
+OF_A_LESSON = """\
+- `course.toml` The one register: the order of the lessons, what some of them need, and the tracks.
+- `*/test_*.py` The checks, of a few TODOs in each file.
+- `*/common.py` What several of these files use.
+- `*/ranks.py`, `*/ranks/*.py` What runs in the process of the student's code: all that a rank loads of the folder.
+- `*/texts.md` Every word of the lesson outside its source: what it builds, minutes, reasons, hints, questions.
+- `*/answers/*.py` Wrong answers that the checks must reject, and right ones that must pass."""
 OF_LESSONS = {
-    "grader/test_*.py": "The checks, reasons and hints of a lesson.",
-    "grader/mutants/*.py": "Wrong answers that the checks of a lesson must reject, and right ones that must pass.",
     "images/figures_*.py": "The figures of a lesson.",
     "utils/after_*.py": "What a lesson has taught, for later scripts.",
 }
@@ -22,7 +27,9 @@ def tree() -> str:
     found = []
     for top in FOLDERS:
         for folder in [lessons.COURSE / top, *sorted((lessons.COURSE / top).rglob("*/"))]:
-            if lines := list(files_of(folder)):
+            if folder == lessons.folder(""):
+                found += [f"**`{lessons.OF_LESSONS.as_posix()}/`** {sentence(folder / '__init__.py')}", OF_A_LESSON]
+            elif not folder.is_relative_to(lessons.folder("")) and (lines := list(files_of(folder))):
                 about = sentence(folder / "__init__.py")
                 found.append(f"**`{folder.relative_to(lessons.COURSE).as_posix()}/`** {about}".rstrip())
                 found.append("\n".join(lines))

@@ -2,14 +2,17 @@
 
 A lesson is a stem. Its source is in ``solutions/`` or, in a student's copy of
 the course and without solutions, in ``grader/start/``; its student files are in
-``train/``, ``notebooks/`` and ``sbatch/``. There is no register of lessons
-except the file system; only their order is written down.
+``train/``, ``notebooks/`` and ``sbatch/``. What the grader knows about it is in
+``grader/lessons/NAME/``: checks (``test_*.py``), what of them runs on ranks
+(``ranks.py`` or ``ranks/``), texts, and answers. The one register of lessons is
+``grader/lessons/course.toml``.
 """
 
 import ast
 import functools
 import hashlib
 import re
+import tomllib
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -22,35 +25,14 @@ if TYPE_CHECKING:
 
 COURSE = Path(__file__).resolve().parents[3]
 
-ORDER = (
-    "00_one_device",
-    "single_gpu_training",
-    "01_collectives",
-    "02_data_parallel",
-    "ddp_training",
-    "lightning_training",
-    "streaming_training",
-    "03_zero",
-    "fsdp_training",
-    "resilient_training",
-    "04_tensor_parallel",
-    "tp_training",
-    "05_pipeline_parallel",
-    "pipeline_training",
-    "06_context_parallel",
-    "context_training",
-    "07_expert_parallel",
-    "08_distributed_matmul",
-    "09_mesh",
-    "10_strategy",
-    "hybrid_training",
-    "11_when_it_hangs",
-)
+OF_LESSONS = Path("grader") / "lessons"  # in the course: a folder for each lesson, and the register
+REGISTER = tomllib.loads((COURSE / OF_LESSONS / "course.toml").read_text("utf-8"))
 
-BASELINE = "single_gpu_training"  # complete as given: the serial run, which every parallel run must equal
+ORDER = tuple(REGISTER["order"])
+BASELINE = REGISTER["baseline"]  # complete as given: the serial run, which every parallel run must equal
+PREFLIGHT = REGISTER["preflight"]  # the batch file that belongs to no lesson
+WITH_BATCH_TODOS = REGISTER["batch_files"]  # the lesson with TODOs in its batch files; later scripts get them solved
 BATCH = (".sbatch", ".pbs")  # for Slurm, for PBS
-PREFLIGHT = "preflight"  # the batch file that belongs to no lesson
-WITH_BATCH_TODOS = "ddp_training"  # the lesson with TODOs in its batch files; later scripts get them solved
 
 
 class Unit(NamedTuple):
@@ -132,26 +114,38 @@ def ahead(lesson: str, taught: dict[Path, str]) -> list[Path]:
 
 
 def module_name(file: Path, course: Path = COURSE) -> str:
-    """The module name of a file of the course: utils.plots.base for utils/plots/base.py."""
+    """The module name of a file of the course: utils.plots.base for utils/plots/base.py. It need not be an identifier:
+    lessons begin with a number.
+    """
     return ".".join(file.relative_to(course).with_suffix("").parts).removesuffix(".__init__")
 
 
-def lacking(stem: str) -> str:
-    """One line that says how to install the additional package that a lesson needs, if it is missing; else "".
+def folder(stem: str) -> Path:
+    """Where the checks, texts and answers of a lesson are."""
+    return COURSE / OF_LESSONS / stem
 
-    The lesson's check file names it, `PACKAGE = "lightning"`, but does not import it; the fork-server does.
-    """
+
+def checks(stem: str) -> list[Path]:
+    """The files with a lesson's checks."""
+    return sorted(folder(stem).glob("test_*.py"))
+
+
+def on_ranks(stem: str) -> list[str]:
+    """The names of the modules of a lesson's checks that ranks load, and no others of its folder."""
+    files = [*folder(stem).glob("ranks.py"), *sorted(folder(stem).glob("ranks/*.py"))]
+    return [module_name(file, COURSE) for file in files]
+
+
+def package(stem: str) -> str:
+    """The package that a lesson needs in addition; "" if there is none."""
+    return REGISTER["packages"].get(stem, "")
+
+
+def lacking(stem: str) -> str:
+    """One line that says how to install the additional package that a lesson needs, if it is missing; else ""."""
     from utils.optional import lacks  # here, since nbgrader uses this module where utils/ is missing
 
-    package = said_by_checks(stem, "PACKAGE")
-    return lacks(package) if package else ""
-
-
-def said_by_checks(stem: str, name: str) -> str:
-    """The value in a line `NAME = "…"` of a lesson's check file, which is not imported; "" if there is none."""
-    checks = COURSE / "grader" / f"test_{stem}.py"
-    found = re.search(rf'^{name} = "(.+)"$', checks.read_text("utf-8"), re.MULTILINE) if checks.is_file() else None
-    return found[1] if found else ""
+    return lacks(package(stem)) if package(stem) else ""
 
 
 def is_notebook(stem: str) -> bool:

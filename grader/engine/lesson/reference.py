@@ -1,15 +1,11 @@
 """The reference solution of a TODO, with a comment, to compare with one's own once that is right.
 
-The texts are in solutions/after/<lesson>.md, each under a heading with the TODO's number. Like all of solutions/, they
-are not released, or sealed with the solution.
+The comment is the part `After a pass` of the lesson's texts. Like the solution it is not released, or sealed with it.
 """
 
-import re
 import textwrap
 
-from grader.engine.lesson import lessons, regions, seals
-
-HEADING = re.compile(r"^## (\d+)$", re.MULTILINE)
+from grader.engine.lesson import lessons, regions, seals, texts
 
 
 def reference(lesson: str, number: int) -> str | None:
@@ -26,14 +22,7 @@ def after(lesson: str, number: int) -> str:
     """Why the reference does it this way, and what alternatives cost or gain; "" if there are no solutions."""
     if not lessons.has_solutions():
         return seals.sealed_solution(f"{lesson}/{number}").after
-    return texts(lesson).get(number, "")
-
-
-def texts(lesson: str) -> dict[int, str]:
-    """The texts of solutions/after on each TODO of a lesson, each in one line."""
-    path = lessons.COURSE / "solutions" / "after" / f"{lesson}.md"
-    _, *parts = HEADING.split(path.read_text("utf-8")) if path.is_file() else [""]
-    return {int(number): " ".join(text.split()) for number, text in zip(parts[::2], parts[1::2], strict=True)}
+    return texts.words(lesson, number).after
 
 
 def own(lesson: str, number: int) -> str:

@@ -11,10 +11,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from grader.engine.lesson import build, lessons, reference, regions, seals
+from grader.engine.lesson import build, lessons, reference, regions, seals, texts
 
 # Only for instructors and maintainers.
-LEFT_OUT = ("solutions", "grader/mutants", "tests", "benchmarks", ".ci", ".github", ".workbook")
+LEFT_OUT = ("solutions", "tests", "benchmarks", "findings", ".ci", ".github", ".workbook")
 # Generated: built from the sources, since the working copies may be solved.
 GENERATED = ("train", "notebooks", "sbatch", "grader/start")
 LIBRARY = ("utils", "grader/engine")
@@ -117,12 +117,14 @@ def _selection(selected: Sequence[str] | None) -> list[str]:
 
 def _write(folder: Path, released: Sequence[str]) -> None:
     for path in _shared_files():
-        tested = path.stem.removeprefix("test_")
-        if path.parent == Path("grader") and tested in lessons.ORDER and tested not in released:
+        stem = lesson_of(path)
+        if stem and (stem not in released or "answers" in path.parts):
             continue
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(lessons.COURSE / path, target)
+        if stem and path == texts.file_of(stem).relative_to(lessons.COURSE):
+            _put(target, texts.without_answers(target.read_text("utf-8")))
     for path, text in build.student_files().items():
         if path.stem == lessons.PREFLIGHT:
             _put(folder / path, text)
@@ -240,22 +242,34 @@ def _put(path: Path, text: str) -> None:
 
 
 def _scan(folder: Path) -> Iterator[Found]:
+    return search(sorted(path for path in folder.rglob("*") if path.is_file()), folder)
+
+
+def search(files: Iterable[Path], folder: Path) -> Iterator[Found]:
+    """The solutions in these files of a course in `folder`."""
     bodies, taught = list(_bodies()), lessons.taught(folder)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for file in files:
         try:
             text = file.read_text("utf-8")
         except UnicodeDecodeError:
             continue  # a picture
         path = file.relative_to(folder)
         haystacks = _haystacks(_unquoted(text) if file.suffix == ".ipynb" else text)
-        in_library, is_check = any(path.is_relative_to(name) for name in LIBRARY), path.match("grader/test_*.py")
+        in_library, checked = any(path.is_relative_to(name) for name in LIBRARY), lesson_of(path)
         for stem, todo, body, lines in bodies:
-            if lines == 1 and (in_library or is_check and path.stem != f"test_{stem}"):
+            if lines == 1 and (in_library or checked not in ("", stem)):
                 continue
             places = [line for haystack in haystacks if (line := haystack.find(body)) is not None]
             if places:
                 by_design = _starts_as(path, stem) or file in taught
                 yield Found(path.as_posix(), min(places), f"{stem}/{todo}", by_design)
+
+
+def lesson_of(path: Path) -> str:
+    """The lesson whose checks or texts a file of the course has; "" if it has none of any."""
+    top = lessons.OF_LESSONS
+    inside = path.relative_to(top).parts if path.is_relative_to(top) else ()
+    return inside[0] if len(inside) > 1 else ""
 
 
 def _bodies() -> Iterator[tuple[str, int, str, int]]:

@@ -1,16 +1,8 @@
-"""Paths through the course: the time that each TODO takes, and tracks of TODOs for half a day, one day and two days.
+"""Paths through the course: the time that each TODO takes, and tracks of TODOs for half a day, one day and two days."""
 
-A TODO's minutes are estimates, declared with its check: `@todo(4, minutes=20, further=True, …)`. They are read here
-without importing the check file, which would load PyTorch.
-"""
-
-import ast
-import re
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from grader.engine.lesson import lessons, seals
+from grader.engine.lesson import lessons, seals, texts
 
 Id = tuple[str, int]  # lesson, TODO
 
@@ -23,18 +15,14 @@ class Track(NamedTuple):
     todos: tuple[str, ...]  # "ddp_training/1-3+5"
 
 
-HALF = ("00_one_device/1-2", "01_collectives/1+4-6", "02_data_parallel/1-3", "ddp_training/1-11")
-ONE = (*HALF, "02_data_parallel/4+8-9", "ddp_training/12-13", "03_zero/1-2+7", "fsdp_training/1-4")
-TWO = (
-    *ONE,
-    "03_zero/3-4",
-    "04_tensor_parallel/1-5",
-    "05_pipeline_parallel/1-4",
-    "09_mesh/1",
-    "10_strategy/1-4",
-    "11_when_it_hangs/1",
-)
-TRACKS = {"half": Track("half a day", 4, HALF), "day": Track("one day", 7, ONE), "two": Track("two days", 14, TWO)}
+def track(name: str) -> Track:
+    """A track of the register, with the TODOs of the shorter track that it comes `after`."""
+    about = lessons.REGISTER["tracks"][name]
+    before = track(about["after"]).todos if "after" in about else ()
+    return Track(about["title"], about["hours"], (*before, *about["todos"]))
+
+
+TRACKS = {name: track(name) for name in lessons.REGISTER["tracks"]}
 
 
 class Effort(NamedTuple):
@@ -44,23 +32,9 @@ class Effort(NamedTuple):
     further: bool  # the lesson's main thread does not need it
 
 
-MARKED = re.compile(r"^@(todo\(.*?\n?\))$", re.MULTILINE | re.DOTALL)
-
-
 def efforts(stem: str) -> dict[int, Effort]:
-    """TODO -> effort, also for a sealed lesson; empty if it has no checks."""
-    return _read(lessons.COURSE / "grader" / f"test_{stem}.py")
-
-
-@cache
-def _read(checks: Path) -> dict[int, Effort]:
-    found = {}
-    for marked in MARKED.findall(checks.read_text("utf-8")) if checks.is_file() else ():
-        call = ast.parse(marked, mode="eval").body
-        words = {word.arg: word.value for word in call.keywords}
-        further = words.get("further")
-        found[call.args[0].value] = Effort(words["minutes"].value, further is not None and further.value)
-    return found
+    """TODO -> effort, also for a sealed lesson; empty if it has no texts."""
+    return {number: Effort(words.minutes, words.further) for number, words in texts.read(stem).todos.items()}
 
 
 def members(name: str) -> list[Id]:

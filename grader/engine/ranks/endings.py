@@ -4,7 +4,6 @@ import linecache
 import os
 import re
 import signal
-import sys
 import textwrap
 from pathlib import Path
 
@@ -29,10 +28,10 @@ def parted(text: str) -> tuple[str, str]:
 
 
 class Endings:
-    """How each rank ended, as far as known. `check` is the module of the running check."""
+    """How each rank ended, as far as known. `lesson`: whose check is running."""
 
-    def __init__(self, traces: Traces, check: str, strange: dict[int, dict], status: dict[int, int]) -> None:
-        self.traces, self.check = traces, check
+    def __init__(self, traces: Traces, lesson: str, strange: dict[int, dict], status: dict[int, int]) -> None:
+        self.traces, self.lesson = traces, lesson
         self.strange = strange  # by rank: functions that broke their signature
         self.last_word: dict[int, dict] = {}  # end, boundary, crash, exit or kill
         self.status = status  # wait status
@@ -70,14 +69,13 @@ class Endings:
         """The line of the course's library, or else of the check, that failed because of what the student's code
         returned. A monitor that sees every operation is not what failed.
         """
-        check = Path(getattr(sys.modules.get(self.check), "__file__", None) or "")
         for path, line, _ in reversed([frame for frame in frames if frame[2] != "__torch_dispatch__"]):
-            file = Path(path)
+            file, folder = Path(path), lessons.folder(self.lesson)
             if ".." in file.parts:  # a rank may say anything, and no line of another file is quoted
                 continue
             library = file.is_relative_to(lessons.COURSE / "utils")
-            if library or (check.name.startswith("test_") and file.parts[-2:] == check.parts[-2:]):
-                text = linecache.getline(str(file if library else check), line).strip()
+            if library or file == folder / "ranks.py" or file.parent == folder / "ranks":
+                text = linecache.getline(path, line).strip()
                 teller = file.relative_to(lessons.COURSE) if library else "the check"
                 return f"{teller} says: {textwrap.shorten(text, 120, placeholder=' …')}"
         return ""

@@ -1,11 +1,10 @@
 """A job for newly forked ranks."""
 
-import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grader.engine.lesson import lessons, slices
+from grader.engine.lesson import lessons
 
 
 class Private(list):
@@ -18,7 +17,7 @@ class Job:
 
     Args:
         units: a script, or a notebook's cells.
-        module: the name of the check file's module.
+        lesson: whose checks these are; what it teaches, and what later ones teach, is withheld from the ranks.
         world: how many ranks.
         nodes: how many nodes they pretend to be spread over, evenly; or the number of ranks on each.
         argv: the command line: run the script as a whole; or
@@ -33,7 +32,7 @@ class Job:
     """
 
     units: list[lessons.Unit]
-    module: str
+    lesson: str
     world: int = 2
     nodes: int | tuple[int, ...] = 1
     argv: list[str] | None = None
@@ -52,11 +51,8 @@ class Job:
         """
         apart = ("inputs", "second", "files", "on_gpus")
         fields = {name: value for name, value in vars(self).items() if name not in apart}
-        lesson = self.module.removeprefix("grader.test_")
         return fields | dict(
-            lesson=lesson,
-            package=lessons.said_by_checks(lesson, "PACKAGE"),
-            check=check_of(self.function),
+            package=lessons.package(self.lesson),
             folder=str(folder),
             units=[{"name": unit.name, "text": unit.text} for unit in self.units],
             file=str(lessons.COURSE / self.units[0].name.partition(",")[0]) if self.units else None,
@@ -84,14 +80,3 @@ class Job:
             {name: value[rank] if isinstance(value, Private) else value for name, value in inputs.items()}
             for inputs in calls
         ]
-
-
-def check_of(function: str | None) -> dict[str, str] | None:
-    """The source of a check's function, and of what it uses, for the ranks; None for functions of the grader and the
-    kit.
-    """
-    module, _, name = (function or "").partition(":")
-    if not module or module.startswith("grader.") and not module.startswith("grader.test_"):
-        return None
-    file = Path(importlib.import_module(module).__file__)
-    return {"file": str(file), "text": slices.slice_of(file, name)}

@@ -63,12 +63,13 @@ def address() -> Path:
 
 
 def state() -> str:
-    """A digest of the course's modules and the interpreter."""
+    """A digest of the course's modules, the texts and the register of its lessons, and the interpreter."""
     found = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
-    for part in ("grader", "utils"):
-        for file in sorted((lessons.COURSE / part).rglob("*.py")):
-            about = file.stat()
-            found.update(f"{file} {about.st_mtime_ns} {about.st_size}".encode())
+    files = [file for part in ("grader", "utils") for file in (lessons.COURSE / part).rglob("*.py")]
+    files += [*lessons.folder("").glob("*/texts.md"), *lessons.folder("").glob("*.toml")]
+    for file in sorted(files):
+        about = file.stat()
+        found.update(f"{file} {about.st_mtime_ns} {about.st_size}".encode())
     return found.hexdigest()
 
 

@@ -86,7 +86,7 @@ class Session:
         self.traces = Traces(folder, {unit.name for unit in self.job.units})
         self.diagnosis = Diagnosis(self.world)
         self.run = Run(self.world, events=[[] for _ in range(self.world)])
-        self.endings = Endings(self.traces, self.job.module, self.run.strange, status)
+        self.endings = Endings(self.traces, self.job.lesson, self.run.strange, status)
         self.parted_at: dict[int, float] | None = None  # each rank's own time then
         self.cause: int | None = None  # the rank whose crash was reported first
         self.crashed_at: dict[int, float] = {}  # each rank's own time then

@@ -146,11 +146,13 @@ class Sandbox:
                 else ["--ro-bind-try", top, top]
             )
         command += ["--ro-bind", str(course), str(lessons.COURSE)]
-        for path in [*lessons.ahead(lesson, lessons.taught(course)), *(course / "grader").glob("test_*.py")]:
+        for path in lessons.ahead(lesson, lessons.taught(course)):
             command += ["--ro-bind", "/dev/null", str(lessons.COURSE / path.relative_to(course))]
-        for folder in ("sealed", "mutants"):
+        for folder in ("sealed", "lessons"):
             if (course / "grader" / folder).is_dir():
                 command += ["--tmpfs", str(lessons.COURSE / "grader" / folder)]
+        register = course / "grader" / "lessons" / "course.toml"
+        command += ["--ro-bind", str(register), str(lessons.COURSE / register.relative_to(course))]
         for place in python_folders():
             command += ["--ro-bind", os.path.realpath(place), place]
         # Root could write files in /proc/sys, such as the kernel's core_pattern, without any capability.
