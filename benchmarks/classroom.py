@@ -25,7 +25,7 @@ import slurm
 from grader.engine.classroom import records
 from grader.engine.judge import mutants
 from grader.engine.judge.answers import WRONG, listed
-from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, todo_regions
 from hostile.corpus import LESSON, Attack
 from hostile.posts import ALL
 
@@ -38,7 +38,7 @@ def honest(count: int) -> dict[str, str]:
     wrong = listed(LESSON, WRONG)
     found = {}
     for number in range(count):
-        text = regions.compose(source, todos[: number % (len(todos) + 1)])
+        text = todo_regions.compose(source, todos[: number % (len(todos) + 1)])
         if number % 3 == 2:
             text = next(iter(mutants.answered(LESSON, wrong[5 * number % len(wrong)]).values()))
         found[f"student-{number:02}"] = notebooks.to_json(notebooks.to_notebook(text, LESSON, released=False))

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grader.engine.judge.judge import Judge
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
 
@@ -132,7 +132,7 @@ def warm_up(runner: Runner, source: str) -> None:
 
 
 def verdict_on(runner: Runner, source: str, bodies: dict[int, str]):
-    text = regions.compose(source, solved=regions.titles(source), bodies=bodies)
+    text = todo_regions.compose(source, solved=todo_regions.titles(source), bodies=bodies)
     return Judge(runner, LESSON, units=[lessons.Unit(f"train/{LESSON}.py", text, source)]).verdict(TODO)
 
 

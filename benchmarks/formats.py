@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from utils.optional import lacks
+from utils.optional_packages import lacks
 
 SEQ_LEN, BATCH = 64, 24
 BLOCK, BUFFER = 256, 16

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from course_copy import Course
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from utils.checkpoints import newest
 from utils.report.runs import read_lines
 
@@ -61,7 +61,7 @@ def main() -> None:
     console.print(f"seed {args.seed}")
     with tempfile.TemporaryDirectory() as folder:
         course = Course(Path(folder) / "course")
-        todos = tuple(regions.titles(lessons.source_path("tp_training").read_text("utf-8")))
+        todos = tuple(todo_regions.titles(lessons.source_path("tp_training").read_text("utf-8")))
         course.solve("tp_training", todos)
         began = time.monotonic()
         finish(start(course, "whole"))

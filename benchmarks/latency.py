@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 LESSON, TODO = "ddp_training", 10
 TODOS = len(lessons.titles(LESSON))
@@ -108,7 +108,7 @@ def turn(watched: "Watched", course: Path, seconds: dict[str, list[float]]) -> N
 def student_file(body: str | None) -> str:
     """The lesson with all TODOs solved, but for `body` in TODO 10."""
     source = lessons.source_path(LESSON).read_text("utf-8")
-    return regions.compose(source, solved=regions.titles(source), bodies={TODO: body} if body else {})
+    return todo_regions.compose(source, solved=todo_regions.titles(source), bodies={TODO: body} if body else {})
 
 
 def copy_course(target: Path) -> Path:
@@ -120,7 +120,9 @@ def copy_course(target: Path) -> Path:
     )
     for source in lessons.sources(LESSON)[1:]:
         text = source.read_text("utf-8")
-        (target / "sbatch" / source.name).write_text(regions.compose(text, solved=regions.titles(text)), "utf-8")
+        (target / "sbatch" / source.name).write_text(
+            todo_regions.compose(text, solved=todo_regions.titles(text)), "utf-8"
+        )
     return target
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grader.engine.commands.notebook import RanksRun
-    from grader.engine.commands.stories import Launched
+    from grader.engine.commands.notebook_launch import Launched
 
 OWN = "\x1e"  # in what a rank prints: here begins what the student's own function prints
 _cells: dict[str, tuple[str, float]] = {}  # cell id -> the source that was last run, perhaps not saved yet, and when
@@ -59,7 +59,7 @@ def check(name: str, backend: str = "auto") -> None:
         return  # a cell of the student's, on a rank: it is what is being checked
     try:
         from grader.engine.commands.notebook import afterwards, verdict
-        from grader.engine.judge.words import heading, page, story
+        from grader.engine.judge.verdict_text import heading, page, story
 
         found = verdict(name, _cells, backend)
     except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def launch(
     if "grader.engine.inside.rank" in sys.modules:
         raise NotOnARank("on the ranks a cell ends where it calls launch: define functions in cells of their own")
     try:
-        from grader.engine.commands.stories import launch
+        from grader.engine.commands.notebook_launch import launch
 
         return launch(story, list(functions), nproc, limit, samples, flags, env or {})
     except ValueError as problem:

@@ -12,8 +12,8 @@ import pytest
 
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.verdict import Verdict
-from grader.engine.judge.words import story
-from grader.engine.lesson import lessons, seals
+from grader.engine.judge.verdict_text import story
+from grader.engine.lesson import lessons, sealed_lessons
 from grader.engine.lesson.progress import right
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
@@ -79,8 +79,8 @@ def pytest_pyfunc_call(pyfuncitem):
     if todo is None:
         return None  # a test like any other
     lesson = Path(pyfuncitem.path).parent.name
-    if lesson in seals.sealed():
-        pytest.skip(seals.waits_for(lesson, right()))
+    if lesson in sealed_lessons.sealed():
+        pytest.skip(sealed_lessons.waits_for(lesson, right()))
     if lesson not in judges:
         judges[lesson] = Judge(runner, lesson, pyfuncitem.config.getoption("--target"))
     verdict = judges[lesson].verdict(todo.number)

@@ -16,7 +16,7 @@ LONG = {
     "test_resilience": "runs that are killed, and go on",
     "test_watching": "runs that hang, die, or are only slow, under ./workbook run",
     "test_left_over": "runs that are ended, and leave nothing",
-    "test_keeper": "the server that is kept",
+    "test_kept_server": "the server that is kept",
     "test_run_folder": "runs that share a folder, fill a disk or diverge",
     "test_backends": "GPUs, pretended",
     "test_new_lesson": "a lesson that is added",
@@ -33,7 +33,7 @@ LONG = {
     "test_site": "the book and the slides, built",
 }
 
-# The commands under test leave no server behind; see grader/engine/ranks/keeper.py.
+# The commands under test leave no server behind; see grader/engine/ranks/kept_server.py.
 os.environ["WORKBOOK_NO_SERVER"] = "1"
 # torchrun leaves no folder in /tmp.
 os.environ["PET_LOG_DIR"] = os.devnull

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 # Compiled modules are copied, but those that are being written ("*.pyc.*"): to compile the course takes seconds.
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", ".workbook", "runs", "*.pyc.*", ".pytest_cache", "benchmarks")
@@ -27,8 +27,10 @@ class Course:
         own = {int(name.removeprefix("todo")): body for name, body in bodies.items()}
         for path in lessons.sources(lesson):
             source = path.read_text("utf-8")
-            known = regions.titles(source)
-            text = regions.compose(source, todos, {number: body for number, body in own.items() if number in known})
+            known = todo_regions.titles(source)
+            text = todo_regions.compose(
+                source, todos, {number: body for number, body in own.items() if number in known}
+            )
             (self.folder / path.relative_to(lessons.source_root())).write_text(text, "utf-8")
 
     def script(self, lesson: str) -> Path:
@@ -92,7 +94,7 @@ class Student:
         found = {}
         for process in sorted(self.processes(), key=psutil.Process.create_time):  # its children have the same words
             line = process.info["cmdline"] or []
-            if "grader.engine.ranks.server" in line and line[-1].startswith(str(self.temporary)):
+            if "grader.engine.ranks.fork_server" in line and line[-1].startswith(str(self.temporary)):
                 found.setdefault(line[-1], process)
         return found
 

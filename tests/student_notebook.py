@@ -11,7 +11,7 @@ import psutil
 from jupyter_client.manager import start_new_kernel
 from nbformat import NotebookNode
 
-from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, todo_regions
 
 LESSON = "01_collectives"
 SUM = "total = torch.stack(inputs).sum(dim=0)\nreturn [total.clone() for _ in inputs]"
@@ -36,14 +36,14 @@ def filled(reduce: str = SUM) -> NotebookNode:
 def solved(lesson: str = LESSON) -> NotebookNode:
     """All TODOs done."""
     source = lessons.source_path(lesson).read_text("utf-8")
-    return notebooks.to_notebook(regions.compose(source, regions.titles(source)), lesson, released=False)
+    return notebooks.to_notebook(todo_regions.compose(source, todo_regions.titles(source)), lesson, released=False)
 
 
 def answer(reduce: str = SUM) -> str:
     """The cell of TODO 1 with this all-reduce."""
     cells = lessons.read_percent(lessons.source_path(LESSON).read_text("utf-8"), LESSON).cells
     text = next(c.source for c in cells if c.get("id") == "todo_1")
-    return regions.compose(text, (), {1: [reduce, GATHER, SCATTER]})
+    return todo_regions.compose(text, (), {1: [reduce, GATHER, SCATTER]})
 
 
 def cell(notebook: NotebookNode, key: str) -> NotebookNode:

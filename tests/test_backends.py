@@ -260,7 +260,7 @@ torch._C._cuda_getCurrentRawStream = None  # a name that a torch for CUDA has
 import grader.kit
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.lesson import lessons
-from grader.engine.ranks.server import load_checks
+from grader.engine.ranks.fork_server import load_checks
 for lesson in checked_lessons():
     job = {"lesson": lesson, "package": "", "units": ["x"], "function": f"{lessons.on_ranks(lesson)[0]}:"}
     load_checks(job)

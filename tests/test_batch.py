@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from course_copy import Course
-from grader.engine.jobs import batch, header, launchers, stand_ins
-from grader.engine.jobs import scheduler as job_scheduler
+from grader.engine.jobs import batch_file, batch_header, launchers, stand_ins
+from grader.engine.jobs import submit_job as job_scheduler
 from grader.engine.lesson import build, lessons
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
@@ -34,7 +34,7 @@ LATER = [stem for stem in lessons.stems() if not lessons.is_notebook(stem) and n
 )
 def test_headers(head, gpus, nodes):
     text = f"#!/bin/bash\n{head}\n"
-    assert (header.gpus_asked(text), header.nodes_asked(text)) == (gpus, nodes)
+    assert (batch_header.gpus_asked(text), batch_header.nodes_asked(text)) == (gpus, nodes)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_baseline_starts_one_process_on_one_gpu(kind, tmp_path, monkeypatch)
     name = "single_gpu_training"
     seen = stand_ins.submit((SOURCES / f"{name}.{kind}").read_text(), kind, name)["1"]
     assert seen["code"] == 0, seen
-    (ranks,) = batch.started(seen)
+    (ranks,) = batch_file.started(seen)
     assert (ranks.how, ranks.processes, ranks.visible, ranks.script) == (
         "python",
         1,
@@ -77,7 +77,7 @@ def test_later_files_start_a_process_on_each_gpu(lesson, kind, nodes, tmp_path, 
     assert "TODO" not in text.replace("TODOs", "") and f"train/{lesson}.py" in text
     seen = stand_ins.submit(text, kind, lesson)[str(nodes)]
     assert seen["code"] == 0, seen
-    starts = batch.started(seen)
+    starts = batch_file.started(seen)
     assert [rank for ranks in starts for rank in ranks.ranks] == list(range(4 * nodes))
     args = stand_ins.ARGS[kind]
     assert {(ranks.world, len(ranks.visible), ranks.script, tuple(ranks.args[-len(args) :])) for ranks in starts} == {
@@ -111,8 +111,8 @@ def test_polaris_would_take_the_header(name):
     text = (SOURCES / name).read_text()
     lines = [line for line in text.splitlines() if line.startswith("#PBS")]
     assert all("#" not in line[1:] for line in lines)  # PBS would take a comment for a value
-    options = header.header(text)
-    assert 1 <= header.nodes_asked(text) <= 2 and "system=polaris" in options["select"]
+    options = batch_header.header(text)
+    assert 1 <= batch_header.nodes_asked(text) <= 2 and "system=polaris" in options["select"]
     hours, minutes, seconds = map(int, options["walltime"].split(":"))
     assert 0 < hours * 3600 + minutes * 60 + seconds <= 3600
     assert options["filesystems"].split(":") == ["home", "eagle"] and options["place"] == "scatter"
@@ -397,7 +397,7 @@ def test_torchrun_meets_at_the_first_node_whatever_order_tasks_are_dealt_in(tmp_
     monkeypatch.chdir(tmp_path)
     text = (SOURCES / "ddp_training.sbatch").read_text()
     text = text.replace("source utils/site.sh", "source utils/site.sh; export STAND_IN_ORDER=1,0")
-    starts = batch.started(stand_ins.submit(text, "sbatch", "ddp_training")["2"])
+    starts = batch_file.started(stand_ins.submit(text, "sbatch", "ddp_training")["2"])
     assert [(ranks.ranks, ranks.place.partition(":")[0]) for ranks in starts] == [
         ([0, 1, 2, 3], "jrc9i"),
         ([4, 5, 6, 7], "jrc9i"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.jobs import installed
+from grader.engine.jobs import missing_packages
 from grader.engine.lesson import lessons
 
 # It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself.
@@ -35,7 +35,7 @@ class Bench:
         self.course, self.bin, self.log_file = folder / "my course", folder / "bin", folder / "log"
         (self.course / "grader" / "engine" / "jobs").mkdir(parents=True)
         (self.course / "utils").mkdir()
-        for name in ("workbook", "requirements.txt", "grader/engine/jobs/installed.py", "utils/releases.py"):
+        for name in ("workbook", "requirements.txt", "grader/engine/jobs/missing_packages.py", "utils/releases.py"):
             shutil.copy2(lessons.COURSE / name, self.course / name)
         self.bin.mkdir()
         for tool in ("sh", "dirname", "basename", "cksum", "cat", "cp", "mkdir", "sed", "touch"):
@@ -189,14 +189,14 @@ def test_packages_that_a_clusters_python_lacks_are_one_line(bench):
 
 
 def test_an_old_torch_is_named(monkeypatch):
-    monkeypatch.setattr(installed.metadata, "version", lambda name: "2.7.1+cu126")
-    line = installed.problem("torch==2.13.0\n")
+    monkeypatch.setattr(missing_packages.metadata, "version", lambda name: "2.7.1+cu126")
+    line = missing_packages.problem("torch==2.13.0\n")
     assert "torch 2.7.1+cu126" in line and "2.8 or newer" in line and line.count("\n") == 0
     assert "run ./workbook start on a login node" in line and "unset" not in line  # a way out
     monkeypatch.setenv("WORKBOOK_PYTHON", sys.executable)
-    assert "unset WORKBOOK_PYTHON, and run ./workbook start" in installed.problem("torch==2.13.0\n")
-    monkeypatch.setattr(installed.metadata, "version", lambda name: "2.8.0a0+gitba56102")
-    assert installed.problem("# a comment\ntorch==2.13.0\n") is None
+    assert "unset WORKBOOK_PYTHON, and run ./workbook start" in missing_packages.problem("torch==2.13.0\n")
+    monkeypatch.setattr(missing_packages.metadata, "version", lambda name: "2.8.0a0+gitba56102")
+    assert missing_packages.problem("# a comment\ntorch==2.13.0\n") is None
 
 
 def test_modules_in_the_users_folder_are_not_the_courses(tmp_path):

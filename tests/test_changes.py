@@ -7,7 +7,7 @@ import pytest
 
 from grader.engine.judge.answers import WRONG, answered, listed
 from grader.engine.judge.mutants import judge_of
-from grader.engine.lesson import changes, lessons, parsing, regions
+from grader.engine.lesson import changes, lessons, parsing, todo_regions
 
 SOURCE = '''\
 import os
@@ -51,7 +51,7 @@ def main(rank: int) -> None:
 
 
 def told(*swaps: tuple[str, str]) -> list[str]:
-    text = regions.compose(SOURCE, (1, 2))
+    text = todo_regions.compose(SOURCE, (1, 2))
     for old, new in swaps:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -119,18 +119,18 @@ def test_no_lesson_needs_its_docstrings_and_annotations(lesson):
         cells = [cell.source for cell in lessons.read_percent(source, lesson).cells if cell.cell_type == "code"]
     some = 0
     for cell in cells:
-        given = parsing.without_magics(regions.compose(cell))
-        if given == regions.compose(cell):
+        given = parsing.without_magics(todo_regions.compose(cell))
+        if given == todo_regions.compose(cell):
             some += undressed(given) != given
             assert changes.changed_elsewhere(cell, undressed(given)) == [], cell[:80]
     assert some
 
 
 def test_the_students_code_is_kept_where_the_course_is_brought_back():
-    mine = regions.compose(SOURCE, (), {1: "print(rank + 1)", 2: "rank + 1,"})
+    mine = todo_regions.compose(SOURCE, (), {1: "print(rank + 1)", 2: "rank + 1,"})
     edited = mine.replace("import os\n", "").replace("total: int = 0", "total = 1")
     assert changes.changed_elsewhere(SOURCE, edited) and changes.brought_back(SOURCE, edited) == mine
-    assert changes.brought_back(SOURCE, "") == regions.compose(SOURCE, (), {1: "", 2: ""})
+    assert changes.brought_back(SOURCE, "") == todo_regions.compose(SOURCE, (), {1: "", 2: ""})
 
 
 def verdict(runner, todo: int, name: str, *edits: tuple[str, str]):

@@ -23,7 +23,7 @@ from grader.engine.ranks.evidence import whole
 from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.pickles import Values, described
+from utils.checkpoint_pickles import Values, described
 
 SCRIPT = "solutions/train/tp_training.py"
 # Each checkpoint has some 20 MB, so that a kill finds a save under way.

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from course_copy import Course
 from grader.engine.classroom import entries, pages, records, submissions
 from grader.engine.commands.cli import app
-from grader.engine.inside import reading
-from grader.engine.lesson import handed_in, lessons, notebooks, regions
+from grader.engine.inside import read_submission
+from grader.engine.lesson import submission_files, lessons, notebooks, todo_regions
 from grader.engine.walls import sandbox
 
 LESSON = "01_collectives"
@@ -28,7 +28,9 @@ SCRIPT = "train/ddp_training.py"
 
 def solved(*todos):
     source = lessons.source_path(LESSON).read_text("utf-8")
-    return notebooks.to_json(notebooks.to_notebook(regions.compose(source, todos), LESSON, released=False)).encode()
+    return notebooks.to_json(
+        notebooks.to_notebook(todo_regions.compose(source, todos), LESSON, released=False)
+    ).encode()
 
 
 RIGHT, BLANK = solved(2), solved()
@@ -297,7 +299,7 @@ def opened(folder, files, monkeypatch):
     monkeypatch.chdir(folder)
     for number, content in enumerate(files.values()):
         (folder / str(number)).write_bytes(content)
-    said = reading.unpacked([*files], wanted())
+    said = read_submission.unpacked([*files], wanted())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}, said
 
 
@@ -335,8 +337,7 @@ def test_a_file_with_a_lessons_name_and_nothing_of_it_is_not_taken(tmp_path, mon
     taken, said = opened(tmp_path, files, monkeypatch)
     assert len(files) > 100 and not taken
     assert said["refused"] == [
-        f"{name}: has the name of {SCRIPT}, and nothing of it inside"
-        for name in ("utils/after_ddp_training.py",)
+        f"{name}: has the name of {SCRIPT}, and nothing of it inside" for name in ("utils/after_ddp_training.py",)
     ]
 
 
@@ -344,17 +345,19 @@ def test_a_file_with_a_lessons_name_and_nothing_of_it_is_not_taken(tmp_path, mon
 def test_a_file_is_known_by_its_content_and_taken_for_no_other(stem):
     """Unsolved and solved, among all files of the course."""
     all_of_them = submissions.wanted([stem for stem in lessons.stems() if lessons.titles(stem)])
-    sieve = handed_in.Sieve(all_of_them, 0)
+    sieve = submission_files.Sieve(all_of_them, 0)
     for source in lessons.sources(stem):
-        if not regions.titles(text := source.read_text("utf-8")):
+        if not todo_regions.titles(text := source.read_text("utf-8")):
             continue
         own = source.relative_to(lessons.source_root()).as_posix()
         own, name = own.replace(".py", ".ipynb") if "notebooks/" in own else own, f"x{source.suffix}"
         name = name.replace(".py", ".ipynb") if "notebooks/" in own else name
         for todos in ((), lessons.titles(stem)):
-            assert sieve.by_content(handed_in.File(name, b""), regions.compose(text, todos)) == own
+            assert sieve.by_content(submission_files.File(name, b""), todo_regions.compose(text, todos)) == own
         rest = {other: lines for other, lines in all_of_them.items() if other != own}
-        assert not handed_in.Sieve(rest, 0).by_content(handed_in.File(name, b""), regions.compose(text))
+        assert not submission_files.Sieve(rest, 0).by_content(
+            submission_files.File(name, b""), todo_regions.compose(text)
+        )
 
 
 # Limits
@@ -374,19 +377,19 @@ def test_archives_are_opened_to_a_depth(tmp_path, monkeypatch):
 
 
 def test_archives_are_opened_up_to_a_number(tmp_path, monkeypatch):
-    most = handed_in.MOST_ARCHIVES
+    most = submission_files.MOST_ARCHIVES
     files = {f"{number:02}.zip": zipped({"x.txt": b""}) for number in range(most)} | {"last.zip": zipped({OWN: RIGHT})}
     taken, said = opened(tmp_path, files, monkeypatch)
     assert not taken and said["unread"] == [f"last.zip is not read: more than {most} archives"]
 
 
 def test_what_archives_hold_is_read_up_to_a_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(handed_in, "MOST_READ", 20_000)
+    monkeypatch.setattr(submission_files, "MOST_READ", 20_000)
     odd = {f"{number}.ipynb": bytes(9_000) for number in range(4)}
     _, said = opened(tmp_path, {"x.zip": zipped(odd)}, monkeypatch)
     assert said["refused"] == [f"{n}.ipynb: is not read: the submission is too large" for n in (2, 3)]
-    monkeypatch.setattr(handed_in, "MOST_READ", 20_000_000)
-    big = zipped({"inner": bytes(handed_in.MOST_ARCHIVE)})
+    monkeypatch.setattr(submission_files, "MOST_READ", 20_000_000)
+    big = zipped({"inner": bytes(submission_files.MOST_ARCHIVE)})
     assert not opened(tmp_path, {"x.zip": big}, monkeypatch)[1]["unread"], "it is no archive, and never read"
     inner = b"PK\3\4" + bytes(30_000_000)
     assert "too large" in opened(tmp_path, {"x.zip": zipped({"inner.zip": inner})}, monkeypatch)[1]["unread"][0]

@@ -6,7 +6,7 @@ import os
 from typer.testing import CliRunner
 
 from grader.engine.classroom import pages
-from grader.engine.commands import progress
+from grader.engine.commands import grading_progress
 from grader.engine.commands.cli import app
 from grader.engine.lesson import lessons
 
@@ -37,12 +37,12 @@ def test_todos_that_wait_for_another_are_told_once():
 
 def test_a_long_submission_says_which_todo_it_has_reached(monkeypatch):
     said = []
-    monkeypatch.setattr(progress, "say", said.append)
-    monkeypatch.setattr(progress, "PULSE", -1.0)  # a line for each TODO
+    monkeypatch.setattr(grading_progress, "say", said.append)
+    monkeypatch.setattr(grading_progress, "PULSE", -1.0)  # a line for each TODO
     news = [
         {"student": "ann", "lesson": "01_collectives", "todo": n, "status": s} for n, s in ((1, "pass"), (2, "fail"))
     ]
-    progress.show(None, iter(news), 1)
+    grading_progress.show(None, iter(news), 1)
     assert said == [
         "[dim]ann: 01_collectives/1, 1 of 1 right so far[/]",
         "[dim]ann: 01_collectives/2, 1 of 2 right so far[/]",

@@ -14,9 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from course_copy import Course
-from grader.engine.commands import arguments, begin, cli, watch
+from grader.engine.commands import arguments, first_steps, cli, watch
 from grader.engine.commands.cli import app
-from grader.engine.lesson import files, lessons, progress
+from grader.engine.lesson import student_files, lessons, progress
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def progress_file(tmp_path, monkeypatch):
 
 
 def test_start_says_what_is_next_when_ctrl_c_skips_its_training(monkeypatch):
-    monkeypatch.setattr(begin, "run_once", lambda *_: 130)
+    monkeypatch.setattr(first_steps, "run_once", lambda *_: 130)
     done = CliRunner().invoke(app, ["start"])
     assert done.exit_code == 0 and "The lessons:" in done.output and "--track half" in done.output, done.output
 
@@ -180,20 +180,20 @@ def test_diff_and_reset(course):
 def test_a_notebook_differs_by_its_cells(course, monkeypatch):
     monkeypatch.setattr(lessons, "COURSE", course.folder)
     path = course.folder / "notebooks" / "01_collectives.ipynb"
-    files.reset("01_collectives")
+    student_files.reset("01_collectives")
     notebook = json.loads(path.read_text())
     cell = next(c for c in notebook["cells"] if "NotImplementedError" in "".join(c["source"]))
     cell["execution_count"], cell["outputs"] = 3, [{"output_type": "stream", "name": "stdout", "text": "noise"}]
     path.write_text(json.dumps(notebook))
-    assert files.diff("01_collectives") == []  # it was run, not changed
+    assert student_files.diff("01_collectives") == []  # it was run, not changed
     cell["source"] = "".join(cell["source"]).replace('raise NotImplementedError("TODO 1")', "return inputs", 1)
     path.write_text(json.dumps(notebook))
-    assert "+    return inputs" in files.diff("01_collectives")
+    assert "+    return inputs" in student_files.diff("01_collectives")
     path.write_text("{")
     done = course.run("diff", "01_collectives")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    files.reset("01_collectives")
-    assert files.diff("01_collectives") == []
+    student_files.reset("01_collectives")
+    assert student_files.diff("01_collectives") == []
 
 
 def test_run_goes_on_where_the_user_is(course, tmp_path):

@@ -14,8 +14,8 @@ import pytest
 
 from grader.engine.lesson import lessons
 from grader.engine.lesson.lessons import Unit
-from grader.engine.ranks import limits, pulse
-from grader.engine.ranks.connection import Connection
+from grader.engine.ranks import sandbox_limits, cpu_time
+from grader.engine.ranks.server_connection import Connection
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
@@ -361,7 +361,7 @@ def test_each_fault_is_told_apart_and_named(runner, name):
     assert (fault.cause, fault.rank, fault.where and fault.where[1]) == (cause, rank, line), fault.message
     assert words in fault.message
     # Twice the longest silence that is borne; benchmarks/faults.py measures both.
-    assert run.own_time < 2 * pulse.SLEEP_LIMIT and run.fault_after < 60
+    assert run.own_time < 2 * cpu_time.SLEEP_LIMIT and run.fault_after < 60
 
 
 @pytest.mark.parametrize(
@@ -394,17 +394,17 @@ def test_a_rank_that_ends_before_it_is_known_to_have_begun(runner, monkeypatch):
         return answer(self)
 
     assert launch(runner, "return rank").evidence == [0, 1]  # it is ready
-    monkeypatch.setattr(pulse, "STARVED", 5.0)
+    monkeypatch.setattr(cpu_time, "STARVED", 5.0)
     monkeypatch.setattr(Connection, "answer", late)
     fault = launch(runner, "os._exit(3)", group=False).fault
     assert (fault.cause, fault.rank) == ("crash", 0) and "left by os._exit(3)" in fault.message
 
 
 def test_a_machine_too_busy_is_to_blame_unless_what_the_ranks_left_running_keeps_it_so(monkeypatch):
-    monkeypatch.setattr(pulse, "STARVED", 2.0)
-    monkeypatch.setattr(pulse.Task, "held_up", lambda self, before, seconds: seconds)  # no rank is ever let run
-    crowded_out = limits.crowded_out
-    monkeypatch.setattr(limits, "crowded_out", lambda server, ranks, _: crowded_out(server, ranks, 0.02))
+    monkeypatch.setattr(cpu_time, "STARVED", 2.0)
+    monkeypatch.setattr(cpu_time.Task, "held_up", lambda self, before, seconds: seconds)  # no rank is ever let run
+    crowded_out = sandbox_limits.crowded_out
+    monkeypatch.setattr(sandbox_limits, "crowded_out", lambda server, ranks, _: crowded_out(server, ranks, 0.02))
     burns = """
         if rank == 0 and os.fork() == 0:
             if os.fork():  # its child is no descendant of the rank's
@@ -810,7 +810,7 @@ def test_each_rank_makes_every_group(runner):
 
 
 def test_a_rank_that_sleeps_is_told_with_where_the_others_are(runner, monkeypatch):
-    monkeypatch.setattr(pulse, "SLEEP_LIMIT", 0.5)
+    monkeypatch.setattr(cpu_time, "SLEEP_LIMIT", 0.5)
     body = """
         if rank == 0:
             import threading

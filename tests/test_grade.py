@@ -17,8 +17,8 @@ import pytest
 
 from course_copy import Course
 from grader.engine.classroom import grade, pages, records, submissions, worker
-from grader.engine.judge import seeds
-from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.judge import try_seeds
+from grader.engine.lesson import lessons, notebooks, todo_regions
 from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 from hostile.users import READABLE, for_users
@@ -31,7 +31,7 @@ def notebook(todos=(), **bodies):
     """The lesson's notebook with these TODOs done; `todo3="…"` puts a body of one's own."""
     own = {int(name.removeprefix("todo")): body for name, body in bodies.items()}
     source = lessons.source_path(LESSON).read_text("utf-8")
-    return notebooks.to_json(notebooks.to_notebook(regions.compose(source, todos, own), LESSON, released=False))
+    return notebooks.to_json(notebooks.to_notebook(todo_regions.compose(source, todos, own), LESSON, released=False))
 
 
 def hand_in(folder, student, text):
@@ -256,18 +256,18 @@ def test_numbers_that_cannot_tell_right_from_wrong_cost_one_todo_and_no_submissi
 
 def test_a_seed_is_tried_on_the_reference_solutions_and_another_is_drawn(monkeypatch):
     told = []
-    monkeypatch.setattr(seeds, "failures", lambda runner, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
-    monkeypatch.setattr(seeds, "drawn", iter(["bad", "good"]).__next__)
-    assert seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
+    monkeypatch.setattr(try_seeds, "failures", lambda runner, lesson, seed: [f"{lesson}/3: …"] if seed == "bad" else [])
+    monkeypatch.setattr(try_seeds, "drawn", iter(["bad", "good"]).__next__)
+    assert try_seeds.fit_for_a_class(None, [LESSON], told.append) == "good"
     assert told == [f"seed bad is not used: the reference solution of {LESSON}/3: …", f"  {LESSON}"]
-    monkeypatch.setattr(seeds, "drawn", lambda: "bad")
+    monkeypatch.setattr(try_seeds, "drawn", lambda: "bad")
     with pytest.raises(ValueError, match="fail with 3 seeds"):
-        seeds.fit_for_a_class(None, [LESSON], told.append)
+        try_seeds.fit_for_a_class(None, [LESSON], told.append)
 
 
 def test_a_drawn_seed_passes_the_reference_solutions():
     with Runner() as runner:
-        assert seeds.failures(runner, LESSON, seeds.drawn()) == []
+        assert try_seeds.failures(runner, LESSON, try_seeds.drawn()) == []
 
 
 def test_a_page_holds_a_students_text_and_is_not_changed_by_it():

@@ -10,7 +10,7 @@ from student_notebook import save, solved
 
 from grader.engine.judge import audit
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
-from grader.engine.lesson import lessons, regions, texts
+from grader.engine.lesson import lessons, todo_regions, texts
 
 FIELDS = {
     "lesson",
@@ -39,7 +39,7 @@ def target(folder, solved=(), bodies=None):
     """A folder with the DDP exercise in it, so far solved."""
     source = lessons.source_path("ddp_training").read_text()
     (folder / "train").mkdir()
-    (folder / "train" / "ddp_training.py").write_text(regions.compose(source, solved, bodies))
+    (folder / "train" / "ddp_training.py").write_text(todo_regions.compose(source, solved, bodies))
     return str(folder)
 
 
@@ -126,12 +126,12 @@ def test_a_crash_in_a_later_region_is_told_what_is_asked_there(runner, tmp_path)
     """The TODO's first hint is about its first function: of no use to whose code stopped in the second one."""
     source = lessons.source_path("tp_training").read_text("utf-8")
     (tmp_path / "train").mkdir()
-    own = regions.solutions(source, 1)
+    own = todo_regions.solutions(source, 1)
     for body, hint in (
         ([own[0], "raise RuntimeError('no samplers')"], "What the TODO asks there: the samples. As given, each rank"),
         (["raise RuntimeError('no mesh')", own[1]], checks_of(check_module("tp_training"))[0].todo.hints[0]),
     ):
-        text = regions.compose(source, [1], {1: body})
+        text = todo_regions.compose(source, [1], {1: body})
         (tmp_path / "train" / "tp_training.py").write_text(text, "utf-8")
         verdict = Judge(runner, "tp_training", tmp_path).verdict(1)
         assert verdict.cause == "crash" and verdict.hint.startswith(hint), verdict.hint

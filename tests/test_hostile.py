@@ -28,13 +28,13 @@ from nbgrader.api import Gradebook
 import hostile.corpus
 from course_copy import Course
 from grader.engine.classroom import entries, gradebook, pages, records, submissions, worker
-from grader.engine.commands import progress
-from grader.engine.inside import reading
-from grader.engine.jobs import batch
+from grader.engine.commands import grading_progress
+from grader.engine.inside import read_submission
+from grader.engine.jobs import batch_file
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong
-from grader.engine.lesson import handed_in, lessons, parsing
-from grader.engine.ranks import endings, events, evidence, pulse
+from grader.engine.lesson import submission_files, lessons, parsing
+from grader.engine.ranks import rank_endings, events, evidence, cpu_time
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.messages import least_bytes
 from grader.engine.ranks.runner import Runner
@@ -199,7 +199,7 @@ def test_a_few_bytes_or_one_large_call_are_not_a_run_of_many_steps():
 
 def test_what_takes_too_long_to_read_is_refused(runner, monkeypatch):
     """Whatever a library does with an archive or a file: its rank may use so many seconds of CPU, and no more."""
-    monkeypatch.setattr(pulse, "SILENT_CPU", 0.1)
+    monkeypatch.setattr(cpu_time, "SILENT_CPU", 0.1)
     monkeypatch.setattr(submissions, "READING", "tests.on_ranks")
     for function, problem in (("reads_without_end", submissions.TOO_LONG), ("reads", None)):
         left, _ = submissions.read_inside(runner, "01_collectives", {"a.tar": b""}, function, archive="a.tar")
@@ -232,14 +232,14 @@ def in_archives(path, name, length, depth=1):
 )
 def test_of_an_archive_no_more_is_read_than_the_limits_say(tmp_path, monkeypatch, limit, low, made, too_much):
     """One of a few bytes may become as long and as deep as it likes."""
-    monkeypatch.setattr(handed_in, limit, low)
+    monkeypatch.setattr(submission_files, limit, low)
     for number, (how, taken) in enumerate(((made, True), (too_much, False))):
         content = in_archives(tmp_path, **{"name": hostile.corpus.NOTEBOOK, **how})
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
         (folder / "0").write_bytes(content)
-        said = reading.unpacked(["a.zip"], {hostile.corpus.NOTEBOOK: []})
+        said = read_submission.unpacked(["a.zip"], {hostile.corpus.NOTEBOOK: []})
         assert (folder / hostile.corpus.NOTEBOOK).is_file() is taken, said
         assert bool(said["refused"]) is not taken
 
@@ -368,7 +368,7 @@ def test_names_of_students_are_only_names(tmp_path, capsys):
     assert len(rows) == 1 + len(NAMES) == 1 + len({row[0] for row in rows[1:]})
     assert not any(row[0].startswith(("=", "+", "-", "@")) or set(row[0]) & set("=;,|\u200b") for row in rows)
     for name in NAMES:
-        said = progress.line(records.read_record(room.record(name)))
+        said = grading_progress.line(records.read_record(room.record(name)))
         said.encode()
         assert "\x1b" not in said and "\n" not in records.shown(name)
 
@@ -538,7 +538,7 @@ def test_every_string_of_a_record_is_cleaned_where_it_is_kept(tmp_path):
 
 @pytest.mark.parametrize("number", [6, 34, 40, 64])
 def test_every_signal_that_ends_a_rank_has_a_name(number):
-    ended = endings.Endings(None, "", {}, {0: number})
+    ended = rank_endings.Endings(None, "", {}, {0: number})
     assert ended.how_it_ended(0).startswith("it was killed by ")
 
 
@@ -587,7 +587,7 @@ def test_a_batch_file_can_not_ask_the_judge_for_a_billion_ranks():
         "folder": ".",
         "node": 0,
     }
-    assert batch.started({"starts": [start]})[0].processes == 0
+    assert batch_file.started({"starts": [start]})[0].processes == 0
 
 
 def test_an_unreadable_submission_is_the_machines_failure(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.hybrid_training import ranks_of
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from lesson_checks import everything
 from utils.arguments import training_parser
@@ -89,7 +89,7 @@ def test_a_checkpoint_through_four_shapes(solution):
 
 @pytest.mark.parametrize("solved", range(10))
 def test_it_runs_at_every_stage(solution, solved):
-    text = [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
+    text = [u._replace(text=todo_regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
     start = Student(solution.runner, "hybrid_training", text, [])
     job = mains(start, [(4, "--pp 2 --tp 2 --sequence-parallel --max-steps 2 --epochs 1")])
     assert [line["kind"] for line in reported(job, "out-0")] == ["step", "step", "epoch", "test"]

@@ -15,7 +15,7 @@ import pytest
 
 from course_copy import Course
 from grader.engine.lesson.lessons import read_percent, source_path
-from grader.engine.lesson.regions import compose
+from grader.engine.lesson.todo_regions import compose
 from student_notebook import LESSON, MEAN, answer, blank, save
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
-from grader.engine.judge import answers, mutants, mutations, seeds
+from grader.engine.judge import answers, mutants, mutations, try_seeds
 from grader.engine.judge.judge import checked_lessons
 
 
@@ -37,7 +37,7 @@ def test_a_wrong_answer_fails_by_its_todo(runner, lesson, todo):
 @pytest.mark.drawn
 @pytest.mark.parametrize(("lesson", "todo"), EVERY_TODO)
 def test_a_lesson_is_judged_half_done(runner, lesson, todo):
-    seed = seeds.drawn()
+    seed = try_seeds.drawn()
     judged_rightly(lesson, mutants.half_done(runner, lesson, [todo], seed), f" (--seed {seed})")
 
 

@@ -15,7 +15,7 @@ from nbgrader.api import Gradebook
 
 from course_copy import Course
 from grader.engine.judge.answers import WRONG, listed
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from student_notebook import LESSON, Kernel, blank, cell, save
 
 # Each cell that runs after this one warns on stderr, the test cell too.
@@ -35,7 +35,7 @@ def cheat():
 def honest():
     """TODO 4 wrong, and so 6 cannot be checked; 8 not begun; the rest right. And warnings."""
     wrong = next(answer.body for answer in listed(LESSON, WRONG) if answer.todo == 4)
-    text = regions.compose(lessons.source_path(LESSON).read_text("utf-8"), {1, 2, 3, 5, 6, 7, 9}, {4: wrong})
+    text = todo_regions.compose(lessons.source_path(LESSON).read_text("utf-8"), {1, 2, 3, 5, 6, 7, 9}, {4: wrong})
     notebook = blank()
     for own in lessons.read_percent(text, LESSON).cells:
         cell(notebook, own.id).source = own.source

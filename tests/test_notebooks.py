@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbgrader.nbgraderformat import MetadataValidator
 
-from grader.engine.lesson import build, lessons, notebooks, parsing, regions
+from grader.engine.lesson import build, lessons, notebooks, parsing, todo_regions
 
 COURSE = Path(__file__).resolve().parents[1]
 
@@ -75,7 +75,7 @@ def test_the_release_holds_the_start_and_locks_what_is_the_courses():
 
 def test_the_complete_notebook_keeps_its_regions():
     complete = notebooks.to_notebook(SOURCE, "01_collectives", released=False)
-    assert regions.compose(complete.cells[2].source, [1]).endswith("return x")
+    assert todo_regions.compose(complete.cells[2].source, [1]).endswith("return x")
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -96,14 +96,14 @@ def test_the_same_source_gives_the_same_bytes(released):
     ],
 )
 def test_a_region_and_nbgraders_mark_go_together(wrong):
-    with pytest.raises(regions.SourceError, match='cell 3: .*"solution": true'):
+    with pytest.raises(todo_regions.SourceError, match='cell 3: .*"solution": true'):
         notebooks.to_notebook(wrong, "x", released=True)
 
 
 def test_units_are_the_students_cells_in_order(course):
     todo, own = lessons.units("01_collectives")
     assert todo.name == "notebooks/01_collectives.ipynb, cell 3"
-    assert regions.compose(todo.source) == todo.text
+    assert todo_regions.compose(todo.source) == todo.text
     assert own.name.endswith("cell 4") and own.text == "pass\nprint(f(1))"
 
 
@@ -126,9 +126,9 @@ def test_the_percent_form_of_a_notebook_can_be_graded_too(course):
 
     solved = course / "solved" / "notebooks" / "01_collectives.py"
     solved.parent.mkdir(parents=True)
-    solved.write_text(regions.compose(SOURCE, [1]))
+    solved.write_text(todo_regions.compose(SOURCE, [1]))
     todo, _ = lessons.units("01_collectives", "solved")
-    assert todo.text == regions.compose(todo.source, [1])
+    assert todo.text == todo_regions.compose(todo.source, [1])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cells": 3}', '{"cells": [3], "nbformat": 4}', "<html>"])
@@ -159,7 +159,7 @@ def test_the_courses_notebooks_validate_and_test_every_todo():
         released = notebooks.to_notebook(source, path.stem, released=True)
         MetadataValidator().validate_nb(released)
         tests = [cell.source for cell in released.cells if cell.metadata.get("nbgrader", {}).get("grade")]
-        assert tests == [f'check("{path.stem}/{todo}")' for todo in regions.titles(source)]
+        assert tests == [f'check("{path.stem}/{todo}")' for todo in todo_regions.titles(source)]
         first = next(cell for cell in released.cells if cell.cell_type == "code")
         assert "from grader import check" in first.source
 

@@ -11,7 +11,7 @@ import pytest
 from course_copy import Course
 from grader.engine.commands import watch
 from grader.engine.lesson import lessons
-from utils.optional import lacks
+from utils.optional_packages import lacks
 
 LESSON, FILE = "lightning_training", "requirements-lightning.txt"
 OTHER = "ddp_training"  # that the copy keeps besides

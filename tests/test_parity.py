@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.kit import reported, same_report
 from lesson_checks import everything
 
@@ -44,7 +44,9 @@ def test_fifty_steps_of_adamw(solution, world):
 
 def test_the_start_is_the_baseline(runner, solution):
     """Before TODO 1 the exercise runs, and on one process it is the baseline."""
-    start = Student(runner, "ddp_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], [])
+    start = Student(
+        runner, "ddp_training", [u._replace(text=todo_regions.compose(u.source)) for u in solution.units], []
+    )
     right = reported(ddp.serial_run(solution))
     assert reported(ddp.whole_run(start, 1)) == right
     assert ddp.whole_run(start, 2).fault is None
@@ -108,7 +110,7 @@ def test_adam_goes_on_after_a_stop(sharded):
 def test_the_start_is_ddp(sharded):
     """Before TODO 1 the script trains with DDP, as its predecessor's solution does."""
     start = Student(
-        sharded.runner, "fsdp_training", [u._replace(text=regions.compose(u.source)) for u in sharded.units], []
+        sharded.runner, "fsdp_training", [u._replace(text=todo_regions.compose(u.source)) for u in sharded.units], []
     )
     serial = fsdp.serial_run(start)
     (ranks,), job = mains(start, 2, [[2, fsdp.ARGV]])
@@ -167,7 +169,7 @@ def test_lightning_runs_at_every_stage(lit, solved):
     part = Student(
         lit.runner,
         "lightning_training",
-        [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units],
+        [u._replace(text=todo_regions.compose(u.source, set(range(1, solved + 1)))) for u in lit.units],
         [],
     )
     for world in (1, 2):
@@ -339,7 +341,7 @@ def test_a_stream_is_the_serial_run(streamed, world):
 
 def test_the_stream_begins_as_ddp(runner, streamed):
     """Before TODO 1 the exercise runs, with the losses of its predecessor's solution, on one process and on two."""
-    units = [unit._replace(text=regions.compose(unit.source)) for unit in streamed.units]
+    units = [unit._replace(text=todo_regions.compose(unit.source)) for unit in streamed.units]
     start = Student(runner, "streaming_training", units, [])
     serial = reported(start.serial(ddp.ARGV, ddp.corpus(start)))
     for world in (1, 2):

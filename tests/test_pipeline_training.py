@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.engine.ranks.job import Job
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from lesson_checks import everything
@@ -63,7 +63,7 @@ def test_interleaved_on_four_ranks_is_the_serial_run(solution):
 @pytest.mark.parametrize("solved", range(0, 9, 2))
 def test_it_is_the_serial_run_at_every_stage(solution, solved):
     """Until the last TODO all ranks share the batch, whatever is done already."""
-    text = [u._replace(text=regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
+    text = [u._replace(text=todo_regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
     start = Student(solution.runner, "pipeline_training", text, [])
     job = mains(start, 2, ["--microbatches 3"])
     right = reported(checks.serial_run(start, ADAM))

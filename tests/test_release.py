@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, lessons, reference, regions, release, seals, texts
+from grader.engine.lesson import build, lessons, reference_solution, todo_regions, release, sealed_lessons, texts
 
 NBGRADER = (
     '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
@@ -48,7 +48,7 @@ def again():
     ### END SOLUTION
 """
 FSDP = (
-    regions.compose(DDP, [1, 2, 3])
+    todo_regions.compose(DDP, [1, 2, 3])
     .replace("TODO", "Done")
     .replace(
         "    return 1\n",
@@ -117,7 +117,7 @@ def course(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     build.build()
-    (folder / "train" / "ddp_training.py").write_text(regions.compose(DDP, [1, 2, 3]))
+    (folder / "train" / "ddp_training.py").write_text(todo_regions.compose(DDP, [1, 2, 3]))
     return folder
 
 
@@ -155,7 +155,7 @@ def test_the_release_is_the_course_without_what_is_the_instructors(course, tmp_p
         "grader/start/notebooks/01_collectives.py",
         "grader/start/sbatch/ddp_training.sbatch",
     }
-    assert (tmp_path / "out" / "train" / "ddp_training.py").read_text() == regions.compose(DDP)
+    assert (tmp_path / "out" / "train" / "ddp_training.py").read_text() == todo_regions.compose(DDP)
 
 
 def test_a_release_is_a_course_of_its_own(course, tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_release_is_a_course_of_its_own(course, tmp_path, monkeypatch):
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
     assert lessons.stems() == ["single_gpu_training", "01_collectives", "ddp_training"]
     (unit,) = lessons.units("01_collectives")
-    assert not regions.attempted(unit.source, unit.text, 1)
+    assert not todo_regions.attempted(unit.source, unit.text, 1)
     assert build.check_sources() == []
 
 
@@ -232,7 +232,7 @@ def test_texts_go_out_without_answers_and_what_follows_a_pass_is_sealed(course, 
         assert "Which sampler deals out samples?" in everything and "One more?" in everything
         with monkeypatch.context() as patch:
             patch.setattr(lessons, "COURSE", out)
-            assert reference.after("ddp_training", 1) == (SOLVED if reveal else "")
+            assert reference_solution.after("ddp_training", 1) == (SOLVED if reveal else "")
 
 
 def test_part_of_a_solution_is_no_leak(course, tmp_path):
@@ -255,14 +255,14 @@ def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, 
 
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "both")
     assert lessons.stems() == ["single_gpu_training", "01_collectives", "ddp_training"]
-    assert seals.sealed() == {"fsdp_training": ["ddp_training/1", "ddp_training/2", "ddp_training/3"]}
-    assert "when ddp_training/2-3 are right" in seals.waits_for("fsdp_training", {"ddp_training/1"})
-    assert seals.unseal_due({"ddp_training/1", "ddp_training/2"}) == []
+    assert sealed_lessons.sealed() == {"fsdp_training": ["ddp_training/1", "ddp_training/2", "ddp_training/3"]}
+    assert "when ddp_training/2-3 are right" in sealed_lessons.waits_for("fsdp_training", {"ddp_training/1"})
+    assert sealed_lessons.unseal_due({"ddp_training/1", "ddp_training/2"}) == []
     (tmp_path / "both" / "utils" / "after_ddp_training.py").write_text("mine\n")  # what is there is never written over
-    assert seals.unseal_due({"ddp_training/1", "ddp_training/2", "ddp_training/3"}) == ["fsdp_training"]
-    assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == regions.compose(LATER)
+    assert sealed_lessons.unseal_due({"ddp_training/1", "ddp_training/2", "ddp_training/3"}) == ["fsdp_training"]
+    assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == todo_regions.compose(LATER)
     assert (tmp_path / "both" / "utils" / "after_ddp_training.py").read_text() == "mine\n"
-    assert "fsdp_training" in lessons.stems() and seals.sealed() == {}
+    assert "fsdp_training" in lessons.stems() and sealed_lessons.sealed() == {}
 
 
 def test_a_module_may_give_some_todos_away_alone(course, tmp_path, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_module_may_give_some_todos_away_alone(course, tmp_path, monkeypatch):
     (course / "utils" / "after_ddp_training.py").write_text('TAUGHT_IN = "ddp_training"\nTAUGHT_BY = "3"\n')
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert seals.sealed() == {"fsdp_training": ["ddp_training/3"]}
+    assert sealed_lessons.sealed() == {"fsdp_training": ["ddp_training/3"]}
 
 
 def test_a_lesson_is_opened_with_all_that_it_imports(course, tmp_path, monkeypatch):
@@ -282,7 +282,9 @@ def test_a_lesson_is_opened_with_all_that_it_imports(course, tmp_path, monkeypat
     (course / "utils" / "after_ddp_training.py").write_text(AFTER)
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert {"utils/after_ddp_training.py", "utils/after_fsdp_training.py"} <= set(seals.unseal("fsdp_training"))
+    assert {"utils/after_ddp_training.py", "utils/after_fsdp_training.py"} <= set(
+        sealed_lessons.unseal("fsdp_training")
+    )
 
 
 def test_nothing_is_sealed_for_a_lesson_that_does_not_go_out(course, tmp_path):
@@ -308,10 +310,12 @@ def test_a_command_that_gives_answers_away_is_sealed_until_they_are_right(course
     assert said[0] == "the command plan is sealed until 2 TODOs are right: it has their answers"
     assert not (tmp_path / "out" / "utils" / "costs").exists()
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert seals.sealed() == {"plan": ["01_collectives/1", "ddp_training/1"]}
-    assert "plan is sealed" in seals.waits_for("plan", set()) and "./workbook open plan" in seals.waits_for("plan", [])
-    assert seals.unseal_due({"ddp_training/1"}) == []
-    assert seals.unseal_due({"ddp_training/1", "01_collectives/1"}) == ["plan"]
+    assert sealed_lessons.sealed() == {"plan": ["01_collectives/1", "ddp_training/1"]}
+    assert "plan is sealed" in sealed_lessons.waits_for(
+        "plan", set()
+    ) and "./workbook open plan" in sealed_lessons.waits_for("plan", [])
+    assert sealed_lessons.unseal_due({"ddp_training/1"}) == []
+    assert sealed_lessons.unseal_due({"ddp_training/1", "01_collectives/1"}) == ["plan"]
     assert (tmp_path / "out" / "utils" / "costs" / "__init__.py").read_text() == COSTS
     assert (tmp_path / "out" / "utils" / "costs" / "memory.py").read_text() == MORE
 
@@ -323,11 +327,11 @@ def test_a_lesson_that_uses_what_gives_answers_away_waits_for_them_too(course, t
     write_costs(course)
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert seals.sealed()["hybrid_training"] == ["01_collectives/1", "ddp_training/1"]
-    seals.unseal("hybrid_training")
+    assert sealed_lessons.sealed()["hybrid_training"] == ["01_collectives/1", "ddp_training/1"]
+    sealed_lessons.unseal("hybrid_training")
     assert (tmp_path / "out" / "utils" / "costs" / "__init__.py").is_file()
     assert (tmp_path / "out" / "utils" / "costs" / "memory.py").is_file()
-    seals.unseal("plan")  # finds it there
+    sealed_lessons.unseal("plan")  # finds it there
 
 
 def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
@@ -343,28 +347,32 @@ def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeyp
     release.release(tmp_path / "out", reveal=True)
     assert release.leaks(tmp_path / "out") == []
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert FIRST_LINE in reference.reference("ddp_training", 1)
-    assert [reference.after("ddp_training", number) for number in (1, 2, 3)] == [
+    assert FIRST_LINE in reference_solution.reference("ddp_training", 1)
+    assert [reference_solution.after("ddp_training", number) for number in (1, 2, 3)] == [
         "None is read twice.",
         "Or atexit.",
         "",
     ]
-    assert not reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
-    (tmp_path / "out" / "train" / "ddp_training.py").write_text(regions.compose(DDP, [1]))
-    assert reference.same(reference.own("ddp_training", 1), reference.reference("ddp_training", 1))
+    assert not reference_solution.same(
+        reference_solution.own("ddp_training", 1), reference_solution.reference("ddp_training", 1)
+    )
+    (tmp_path / "out" / "train" / "ddp_training.py").write_text(todo_regions.compose(DDP, [1]))
+    assert reference_solution.same(
+        reference_solution.own("ddp_training", 1), reference_solution.reference("ddp_training", 1)
+    )
 
 
 def test_without_reveal_there_is_no_solution(course, tmp_path, monkeypatch):
     release.release(tmp_path / "out")
     monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
-    assert reference.reference("ddp_training", 1) is None and reference.after("ddp_training", 1) == ""
+    assert reference_solution.reference("ddp_training", 1) is None and reference_solution.after("ddp_training", 1) == ""
 
 
 def test_what_goes_out_imports_nothing_that_does_not(tmp_path):
     """The report once needed a module that a seal holds back: `start` and each `run` ended in a traceback."""
     out = tmp_path / "out"
     release.release(out)
-    sealed = {"grader/engine/commands/plan.py", "grader/engine/commands/planned.py"}  # they look before they import
+    sealed = {"grader/engine/commands/plan.py", "grader/engine/commands/plan_output.py"}  # they look before they import
     missing = []
     for path in sorted([*out.glob("utils/**/*.py"), *out.glob("grader/**/*.py")]):
         name = path.relative_to(out).as_posix()

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grader.engine.jobs import installed
+from grader.engine.jobs import missing_packages
 from grader.engine.judge.judge import Judge
 from grader.engine.ranks.backends import GLOO, Backend
 from grader.engine.ranks.run import Run
-from grader.engine.ranks.traces import Traces
+from grader.engine.ranks.run_files import Traces
 from utils import distributed, pipeline_flags, releases
 from utils.arguments import training_parser
 
@@ -75,15 +75,15 @@ def test_sums_in_place_of_averages_are_refused_on_cpus_alone(old, monkeypatch, c
 
 def test_the_command_for_missing_packages_keeps_the_sites_torch(monkeypatch):
     there = {"torch": "2.8.0a0+gitba56102", "numpy": "1.26.4"}
-    monkeypatch.setattr(installed, "version", there.get)
+    monkeypatch.setattr(missing_packages, "version", there.get)
     monkeypatch.setattr(releases, "installed", lambda: there["torch"])
     needed = "torch==2.13.0\nnumpy==2.4.6\nrich==15.0.0\n"
-    assert installed.problem(needed).endswith(" torch==2.8.0a0+gitba56102 numpy==1.26.4 rich")
-    monkeypatch.setattr(installed, "access", lambda path, how: False)
-    monkeypatch.setattr(installed.site, "ENABLE_USER_SITE", True)
-    assert "pip install --user torch==2.8.0a0" in installed.problem(needed)
-    monkeypatch.setattr(installed.site, "ENABLE_USER_SITE", False)  # PYTHONNOUSERSITE, as in many a module
-    line = installed.problem(needed)
+    assert missing_packages.problem(needed).endswith(" torch==2.8.0a0+gitba56102 numpy==1.26.4 rich")
+    monkeypatch.setattr(missing_packages, "access", lambda path, how: False)
+    monkeypatch.setattr(missing_packages.site, "ENABLE_USER_SITE", True)
+    assert "pip install --user torch==2.8.0a0" in missing_packages.problem(needed)
+    monkeypatch.setattr(missing_packages.site, "ENABLE_USER_SITE", False)  # PYTHONNOUSERSITE, as in many a module
+    line = missing_packages.problem(needed)
     assert "-m venv --system-site-packages" in line and "export WORKBOOK_PYTHON=" in line and "\n" not in line
 
 

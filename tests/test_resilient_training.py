@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grader.engine.judge.student import Student
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.kit import corpus, mains_on_rank, reported, together
 from lesson_checks import everything
 
@@ -51,7 +51,10 @@ def test_with_dropout_the_same_ranks_go_on_to_the_last_bit(solution):
 
 def test_before_todo_1_it_trains_and_saves(solution):
     start = Student(
-        solution.runner, "resilient_training", [u._replace(text=regions.compose(u.source)) for u in solution.units], []
+        solution.runner,
+        "resilient_training",
+        [u._replace(text=todo_regions.compose(u.source)) for u in solution.units],
+        [],
     )
     (ranks, again), job = mains(start, 2, [[2, [*RUN, "--max-steps", "2", "--save-every", "1"]]] * 2)
     assert resilient.losses(ranks[0]) == resilient.losses(again[0])

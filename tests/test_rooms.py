@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, contents, lessons, release
+from grader.engine.lesson import build, file_list, lessons, release
 from grader.engine.lesson.lessons import COURSE
 
 GRADER = COURSE / "grader"
@@ -17,7 +17,7 @@ ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
 # What runs in the student's process is known to what is forked there, and to what the checks do there: nobody who
 # judges reckons with it.
 ON_RANK = {"kit/on_rank.py", "kit/split_on_rank.py", "kit/tiny_model.py"}
-KNOW_INSIDE = {"engine/ranks/server.py", "kit/__init__.py"} | ON_RANK
+KNOW_INSIDE = {"engine/ranks/fork_server.py", "kit/__init__.py"} | ON_RANK
 OF_THE_JUDGE = {"judge", "ranks", "jobs", "walls", "lesson"}  # what a part of the kit may import that runs in pytest
 
 
@@ -55,7 +55,7 @@ OF_LESSONS = sorted(LESSONS.glob("*/**/*.py"))
 RANKS = [path for path in OF_LESSONS if "ranks" in (path.stem, path.parent.name)]
 # Of the kit a rank uses what is on its side of the wall, and what draws values and sizes; `ends` runs a batch file.
 FOR_RANKS = {f"grader.kit.{name}" for name in ("on_rank", "split_on_rank", "tiny_model", "values", "sizes")} | {
-    "grader.engine.jobs.ends"
+    "grader.engine.jobs.job_endings"
 }
 LIBRARY = sorted((COURSE / "utils").rglob("*.py"))
 
@@ -197,7 +197,7 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
 
 def test_no_circle_of_imports():
     found = arrows()
-    assert "grader.engine.ranks.connection" in found["grader.engine.ranks.session"]
+    assert "grader.engine.ranks.server_connection" in found["grader.engine.ranks.session"]
     assert circle(found) == []
 
 
@@ -207,11 +207,11 @@ def test_a_circle_is_seen():
 
 def test_contributing_names_every_file_with_its_sentence():
     text = (COURSE / build.CONTRIBUTING).read_text("utf-8")
-    assert f"\n{contents.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
-    assert f"\n{contents.signatures()}\n<!-- end of signatures -->" in text, "run ./workbook build"
-    assert "\ncheck_tensor(what, seen, right, rel=0.0, rank=None, *, dtype=None," in contents.signatures()
+    assert f"\n{file_list.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
+    assert f"\n{file_list.signatures()}\n<!-- end of signatures -->" in text, "run ./workbook build"
+    assert "\ncheck_tensor(what, seen, right, rel=0.0, rank=None, *, dtype=None," in file_list.signatures()
     for path in [*FILES, *KIT, *LIBRARY]:
-        assert contents.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
+        assert file_list.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
 
 
 def test_what_contributing_points_to_is_there():

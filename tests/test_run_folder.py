@@ -11,7 +11,7 @@ import pytest
 
 from grader.engine.lesson import lessons
 from utils import run_folder
-from utils.whole import no_room, written_whole
+from utils.atomic_write import no_room, written_whole
 
 TINY = "--data random --batch-size 4 --seq-len 8 --dim 16 --heads 2 --layers 1 --max-steps 3 --log-every 1".split()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

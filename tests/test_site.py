@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from grader.engine.lesson import book, lessons, release, slides
-from utils.optional import lacks
+from utils.optional_packages import lacks
 
 if line := lacks("myst_nb", "book"):
     pytest.skip(line, allow_module_level=True)

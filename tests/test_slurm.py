@@ -12,7 +12,7 @@ import pytest
 import slurm
 from benchmarks import watching
 from course_copy import Course
-from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, todo_regions
 
 pytestmark = pytest.mark.skipif(
     bool(slurm.MISSING), reason=f"{', '.join(slurm.MISSING)} not found: apt install slurm-wlm"
@@ -233,7 +233,7 @@ def test_a_class_is_graded_by_an_array_of_jobs(cluster, course, tmp_path):
     for student, todos in {"all": range(1, 10), "half": (1, 2, 3), "nothing": ()}.items():
         target = tmp_path / "class" / student / "notebooks" / "01_collectives.ipynb"
         target.parent.mkdir(parents=True)
-        source = regions.compose(lessons.source_path("01_collectives").read_text("utf-8"), todos)
+        source = todo_regions.compose(lessons.source_path("01_collectives").read_text("utf-8"), todos)
         target.write_text(notebooks.to_json(notebooks.to_notebook(source, "01_collectives", released=False)))
     command = course.command(
         "grade",

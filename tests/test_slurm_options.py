@@ -10,7 +10,7 @@ import pytest
 
 import slurm
 from course_copy import Course
-from grader.engine.jobs import header
+from grader.engine.jobs import batch_header
 from grader.engine.lesson import lessons
 
 pytestmark = pytest.mark.skipif(
@@ -192,29 +192,29 @@ def test_a_header_is_read_as_slurm_reads_it(cluster, tmp_path, head):
     (tmp_path / "job").write_text(text)
     said = cluster.ask("sbatch", "--parsable", "--hold", "job", cwd=tmp_path)
     if said.returncode:
-        assert header.header(text) == {} and header.slip(text), said
+        assert batch_header.header(text) == {} and batch_header.slip(text), said
         return
     job = dict(re.findall(r"(\w+)=(\S+)", cluster.ask("scontrol", "show", "job", "-o", said.stdout.strip()).stdout))
     cluster.ask("scancel", said.stdout.strip())
     gpus = re.search(r"gpu:?(\d*)$", job.get("TresPerNode", ""))
     real = int(job["NumNodes"].partition("-")[0]), int(gpus[1] or 1) if gpus else 0
-    assert (header.nodes_asked(text), header.gpus_asked(text)) == real, job
-    assert "nodes" in header.header(text) or header.slip(text) or head.startswith((":", "##")), head
+    assert (batch_header.nodes_asked(text), batch_header.gpus_asked(text)) == real, job
+    assert "nodes" in batch_header.header(text) or batch_header.slip(text) or head.startswith((":", "##")), head
 
 
 def test_a_file_without_an_interpreter(cluster, tmp_path):
     (tmp_path / "job").write_text(text := "#SBATCH --nodes=2\ntrue\n")
-    assert cluster.ask("sbatch", "--hold", "job", cwd=tmp_path).returncode and "#!" in header.slip(text)
+    assert cluster.ask("sbatch", "--hold", "job", cwd=tmp_path).returncode and "#!" in batch_header.slip(text)
 
 
 def test_the_options_are_slurms(cluster):
     """By its own help: all are known, and which of them take a value."""
     listed = re.findall(r"^\s+(?:-\w,?\s+)?--([a-z-]+)(\[?=|)", cluster.ask("sbatch", "--help").stdout, re.MULTILINE)
     known = {name: sign for name, sign in listed if name not in ("help", "usage", "version")}
-    assert len(known) > 70 and known.keys() <= header.KNOWN
-    assert {name for name, sign in known.items() if sign == "="} <= header.VALUED
+    assert len(known) > 70 and known.keys() <= batch_header.KNOWN
+    assert {name for name, sign in known.items() if sign == "="} <= batch_header.VALUED
     letters = dict(re.findall(r"^\s+-(\w),?\s+--([a-z-]+)", cluster.ask("sbatch", "--help").stdout, re.MULTILINE))
-    assert {k: v for k, v in letters.items() if k not in "hV"} == header.SHORT | header.SHORT_ALONE
+    assert {k: v for k, v in letters.items() if k not in "hV"} == batch_header.SHORT | batch_header.SHORT_ALONE
 
 
 def guide():

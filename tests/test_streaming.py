@@ -157,7 +157,7 @@ def test_pieces_of_words_hold_the_text(tmp_path):
 
 def test_without_the_package_a_line_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    monkeypatch.setattr("utils.optional.find_spec", lambda name: None)
+    monkeypatch.setattr("utils.optional_packages.find_spec", lambda name: None)
     code, text = said("--shards", "--data", "random", "--vocab", "500", "--out", str(tmp_path / "s"))
     assert code == 2 and "tokenizers is not installed; run:" in text and "requirements-tokenizers.txt" in text
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.kit import Student, corpus, losses, mains_on_rank, reported, same_losses, same_report, together
 from lesson_checks import everything
 from utils.data import IGNORE, Windows, load_corpus
@@ -120,7 +120,9 @@ def test_bfloat16_is_near(solution):
 
 @pytest.mark.parametrize("solved", range(7))
 def test_it_runs_at_every_stage(solution, solved):
-    units = [unit._replace(text=regions.compose(unit.source, set(range(1, solved + 1)))) for unit in solution.units]
+    units = [
+        unit._replace(text=todo_regions.compose(unit.source, set(range(1, solved + 1)))) for unit in solution.units
+    ]
     part = Student(solution.runner, "tp_training", units, [])
     (ranks,), job = mains(part, [[4, [*tp.ARGV, "--tp", "2", "--sequence-parallel"]]])
     assert [line["kind"] for line in reported(job, "out-0")][-2:] == ["epoch", "test"]

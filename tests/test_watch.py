@@ -19,7 +19,7 @@ from grader.engine.commands import watch as looking
 from grader.engine.commands.watch import must_poll, recheck
 from grader.engine.judge.judge import checked_lessons
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 LIMIT = 90  # seconds after which a test gives up; a slow machine needs ten
 
@@ -183,7 +183,7 @@ def test_a_track_hears_of_a_file_that_is_no_python(monkeypatch, capsys):
 def test_what_is_worked_on_comes_first(runner, tmp_path):
     source = lessons.source_path("ddp_training").read_text("utf-8")
     (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "ddp_training.py").write_text(regions.compose(source, (1, 2, 3, 10)))
+    (tmp_path / "train" / "ddp_training.py").write_text(todo_regions.compose(source, (1, 2, 3, 10)))
     shown = []
     verdicts = recheck(runner, "ddp_training", 10, lambda v: shown.append(v.todo), target=str(tmp_path))
     assert shown == [10, *range(1, 10), *range(11, 19)]

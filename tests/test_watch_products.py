@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from grader.engine.inside import products
+from grader.engine.inside import matrix_products
 from grader.engine.ranks import events
 from grader.kit import watch_products
 
@@ -19,7 +19,7 @@ def told(monkeypatch):
         def say(self, e, size):
             self.sizes.append(size)
 
-    monkeypatch.setattr(products.Reporter, "mine", Reporter())
+    monkeypatch.setattr(matrix_products.Reporter, "mine", Reporter())
     Reporter.sizes.clear()
     return Reporter.sizes
 

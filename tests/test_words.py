@@ -12,11 +12,11 @@ from grader.engine.judge.answers import WRONG, answered, listed
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Verdict, Wrong, apart, expect, hinted
-from grader.engine.judge.words import details
+from grader.engine.judge.verdict_text import details
 from grader.engine.lesson import lessons, texts
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Diagnosis, Fault
-from grader.engine.ranks.endings import Endings, parted
+from grader.engine.ranks.rank_endings import Endings, parted
 from grader.engine.ranks.job import Job
 from grader.kit.predictions import known
 from grader.kit.scripts import check_checkpoint

@@ -56,7 +56,7 @@ from utils.distributed import cleanup, fail, launch_environment, print0, save0, 
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.optional import lacks
+from utils.optional_packages import lacks
 from utils.training import Sets, make_sets, perplexity
 
 if problem := lacks("lightning"):

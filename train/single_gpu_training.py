@@ -30,7 +30,7 @@ from utils.distributed import check_alone, fail, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 Sets = tuple[Windows, Windows, Windows]  # train, validation, test
 Samplers = tuple[Sampler, Sampler, Sampler]

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils import pickles, private, releases, run_folder
+from utils import checkpoint_pickles, private, releases, run_folder
 from utils.distributed import fail, from_rank0, is_rank0, print0
 from utils.model import TransformerLM
 
@@ -198,8 +198,8 @@ def to_resume(args: argparse.Namespace, model: nn.Module) -> str:
 def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
     """Stop with one line unless `folder` is a sharded checkpoint that fits this model and this optimizer."""
     try:
-        saved = pickles.described(folder)
-    except pickles.MoreThanValues as problem:
+        saved = checkpoint_pickles.described(folder)
+    except checkpoint_pickles.MoreThanValues as problem:
         fail(f"--resume {folder}: it holds more than tensors and plain values ({problem})")
     except ValueError as problem:
         writer, here = contents_of(folder).get("torch"), torch.__version__

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from utils import private, releases
 from utils.interfaces import GLOO, NAMES, addresses, stay_here, unknown
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 PATIENCE = 60  # seconds for which a failing rank lets rank 0 report first
 

@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 
 from utils.arguments import whole
-from utils.beside import WATCHED
+from utils.compare_plan import WATCHED
 from utils.distributed import fail, set_batch_size
 from utils.pipeline_flags import SCHEDULES, check_pipeline
 

@@ -14,7 +14,7 @@ from utils import nccl, private
 from utils.data import corpus_name
 from utils.distributed import check_interfaces, launch_environment, print0, refuse
 from utils.products import has_units
-from utils.starter import end_with_starter
+from utils.end_with_launcher import end_with_starter
 
 
 def prepare(args: argparse.Namespace) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from utils import run_folder
 from utils.device_memory import OutOfMemory
 from utils.distributed import fail, from_rank0, is_rank0
-from utils.parting import Parting, end_all
+from utils.stop_together import Parting, end_all
 from utils.report.runs import read_lines
-from utils.whole import no_room, written_whole
+from utils.atomic_write import no_room, written_whole
 
 PULSE = 30.0  # seconds from one line to the next, where there is no terminal for a bar
 

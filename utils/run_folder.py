@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from utils.distributed import is_rank0
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 NAME = "run.json"
 

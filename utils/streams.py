@@ -12,9 +12,9 @@ import torch
 
 from utils.data import Corpus, DataError, load_corpus
 from utils.distributed import fail, from_rank0, is_rank0
-from utils.parting import end_all
+from utils.stop_together import end_all
 from utils.shards import Shards, check_sizes, documents_of, is_sharded, open_shards, write_shards
-from utils.whole import no_room
+from utils.atomic_write import no_room
 
 CHECKPOINT = "stream.pt"
 

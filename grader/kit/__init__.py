@@ -20,17 +20,17 @@
 | the script lessons' small model | `tiny_model` of `TINY`'s sizes, `tiny_batch`; on a rank `save_twice`, `saved_file`, `saved_files` |
 | bytes that ranks send, and how often | `check_sent`, `check_calls`, `check_parts_travel`; `sent_by`, `moved_by`, `numbers_in`, `operations`, `ring_bytes` |
 | what ranks did | `check_delivery`; `WAITING`, `PARTED`, `OWN_ZEROS` (hints for a deadlock, where ranks make different collectives, and where one has only zeros), `cases`, `collectives`, `rehearse`, `Run` |
-| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch`, `header`, `stand_ins`, `check_launches`, `is_first_node`, `first_node`, `LOCAL`; `ends`; `Unit` |
+| batch files, and what the schedulers would start; how a job ends; a file that is none of the course's | `batch_file`, `batch_header`, `stand_ins`, `check_launches`, `is_first_node`, `first_node`, `LOCAL`; `job_endings`; `Unit` |
 | scripts as a whole | `corpus`, `training`, `reported`, `same_run`, `check_checkpoint`, `check_last_weights`, `check_dealt`, `each_once`, `one_writer`, `on_nodes`, `must_move`, `REL`, `SAME_WEIGHTS`; for a sharded model `mains_on_rank`, `together`, `losses`, `same_losses`, `same_report`, `plain_name` |
 """  # noqa: E501
 
-from grader.engine.inside.given import Given, plain_name
+from grader.engine.inside.changed_arguments import Given, plain_name
 from grader.engine.inside.observe import Reporter, mark, merciless_messages, next_world, sit_out, smaller_world
-from grader.engine.inside.products import watch_products
+from grader.engine.inside.matrix_products import watch_products
 from grader.engine.inside.reads import bytes_read, watch_reads
 from grader.engine.inside.recording import elements, record_files, record_training
-from grader.engine.inside.returned import kind_of
-from grader.engine.jobs import batch, ends, header, stand_ins
+from grader.engine.inside.return_values import kind_of
+from grader.engine.jobs import batch_file, job_endings, batch_header, stand_ins
 from grader.engine.judge.answers import Answer
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Since, Wrong, count_of, expect, hinted, todo

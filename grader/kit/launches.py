@@ -3,7 +3,7 @@ user's arguments as they were."""
 
 import shlex
 
-from grader.engine.jobs import batch, header, stand_ins
+from grader.engine.jobs import batch_file, batch_header, stand_ins
 from grader.engine.judge.student import Student
 from grader.engine.judge.verdict import Wrong, count_of, expect
 from grader.engine.lesson.lessons import Unit
@@ -32,13 +32,13 @@ def check_launches(student: Student, unit: Unit) -> None:
         check_blanks(unit.name, mine, nodes)
 
 
-def check_launch(name: str, starts: list[batch.Ranks], nodes: int) -> None:
+def check_launch(name: str, starts: list[batch_file.Ranks], nodes: int) -> None:
     """Every GPU of every node has one process, and all processes are ranks of one world."""
     job = f"{name}, on {count_of(nodes, 'node')}"
     check_call(job, name, starts)
     for node in range(nodes):
         check_node(job, starts, node)
-    world = nodes * header.GPUS
+    world = nodes * batch_header.GPUS
     for ranks in starts:
         expect(
             ranks.world == world,
@@ -55,7 +55,7 @@ def check_launch(name: str, starts: list[batch.Ranks], nodes: int) -> None:
         check_place(job, starts, first_node(name))
 
 
-def check_call(job: str, name: str, starts: list[batch.Ranks]) -> None:
+def check_call(job: str, name: str, starts: list[batch_file.Ranks]) -> None:
     """torchrun is called as it can be, for the script, with the batch file's arguments."""
     for ranks in starts:
         expect(
@@ -92,7 +92,7 @@ def check_call(job: str, name: str, starts: list[batch.Ranks]) -> None:
         )
 
 
-def check_blanks(name: str, starts: list[batch.Ranks], nodes: int) -> None:
+def check_blanks(name: str, starts: list[batch_file.Ranks], nodes: int) -> None:
     """What the user gave as one argument is one."""
     job = f"{name}, on {count_of(nodes, 'node')}"
     args = stand_ins.ARGS[name.rpartition(".")[2]]
@@ -111,11 +111,11 @@ def holds(given: list[str], args: list[str]) -> bool:
     return any(given[k : k + len(args)] == args for k in range(len(given)))
 
 
-def check_node(job: str, starts: list[batch.Ranks], node: int) -> None:
+def check_node(job: str, starts: list[batch_file.Ranks], node: int) -> None:
     here = [ranks for ranks in starts if ranks.node == node]
     expect(
         here,
-        f"{job}: node {node} starts nothing, its {header.GPUS} GPUs are idle. What should run on each node goes"
+        f"{job}: node {node} starts nothing, its {batch_header.GPUS} GPUs are idle. What should run on each node goes"
         " through srun or mpiexec",
         "a torchrun on each node",
         f"started on nodes {sorted({ranks.node for ranks in starts})} only",
@@ -123,14 +123,14 @@ def check_node(job: str, starts: list[batch.Ranks], node: int) -> None:
     count = sum(ranks.processes for ranks in here)
     how = f"{len(here)} × {here[0].how}"
     expect(
-        count == header.GPUS,
-        f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {header.GPUS} GPUs",
-        f"{header.GPUS} processes on each node",
+        count == batch_header.GPUS,
+        f"{job}: node {node} starts {count} process{'es' if count != 1 else ''} ({how}) for {batch_header.GPUS} GPUs",
+        f"{batch_header.GPUS} processes on each node",
         f"{count} by {how}",
     )
 
 
-def check_ranks(job: str, starts: list[batch.Ranks], world: int) -> None:
+def check_ranks(job: str, starts: list[batch_file.Ranks], world: int) -> None:
     """Each rank is started once."""
     for k, ranks in enumerate(starts):
         for other in starts[k + 1 :]:
@@ -146,7 +146,7 @@ def check_ranks(job: str, starts: list[batch.Ranks], world: int) -> None:
     expect(not missing, f"{job}: no process is rank {missing[:1]}", f"ranks 0 to {world - 1}", f"missing: {missing}")
 
 
-def check_place(job: str, starts: list[batch.Ranks], first: str) -> None:
+def check_place(job: str, starts: list[batch_file.Ranks], first: str) -> None:
     """All nodes meet on the first one."""
     places = {ranks.place for ranks in starts}
     expect(
@@ -164,7 +164,7 @@ def check_place(job: str, starts: list[batch.Ranks], first: str) -> None:
     )
 
 
-def check_ports(name: str, jobs: list[list[batch.Ranks]]) -> None:
+def check_ports(name: str, jobs: list[list[batch_file.Ranks]]) -> None:
     """Two jobs that may have a node in common do not meet at one port. A rendezvous has an id for that."""
     ports = [
         {ranks.place.rpartition(":")[2] for ranks in starts if ranks.place and not ranks.identity} for starts in jobs
@@ -179,7 +179,7 @@ def check_ports(name: str, jobs: list[list[batch.Ranks]]) -> None:
     )
 
 
-def check_rendezvous(job: str, starts: list[batch.Ranks]) -> None:
+def check_rendezvous(job: str, starts: list[batch_file.Ranks]) -> None:
     """torchrun's own way of assigning ranks (--rdzv-backend=c10d)."""
     identities = {ranks.identity for ranks in starts}
     expect(

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grader.engine.inside.given import plain_name
+from grader.engine.inside.changed_arguments import plain_name
 from grader.engine.inside.observe import Reporter, mark, next_world
 from grader.engine.inside.recording import record_training
-from grader.engine.inside.returned import kind_of
+from grader.engine.inside.return_values import kind_of
 from grader.kit.values import STALE
 
 

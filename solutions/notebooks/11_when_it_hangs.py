@@ -217,7 +217,7 @@ check("11_when_it_hangs/2")
 # to rank i modulo the number of ranks.
 #
 # A dying rank may leave no traceback, because C++ code ended it. `faulthandler.enable()`, in `setup_1`, then prints
-# the Python stack of each thread. (The one in `utils/parting.py` is the course's own, and may come first: it watches
+# the Python stack of each thread. (The one in `utils/stop_together.py` is the course's own, and may come first: it watches
 # whether another rank has failed.) You can also ask a rank that hangs for its stack:
 # `faulthandler.register(signal.SIGUSR1)` in the program, then `kill -USR1 PID`; or, with no change to the program,
 # `.venv/bin/py-spy dump --pid PID` (add `--native` for C++ frames). py-spy reads another process's memory: macOS

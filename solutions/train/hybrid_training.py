@@ -72,7 +72,7 @@ from utils.after_pipeline_training import Layers, fill, make_schedule, train_bat
 from utils.after_resilient_training import find_epoch
 from utils.after_tp_training import plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
-from utils.beside import Beside
+from utils.compare_plan import Beside
 from utils.checkpoints import check_chunks, joined, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nbformat.v4 import new_code_cell
 
-from grader.engine.lesson import lessons, notebooks, regions
+from grader.engine.lesson import lessons, notebooks, todo_regions
 
 LESSON = "01_collectives"
 NOTEBOOK = f"notebooks/{LESSON}.ipynb"
@@ -74,7 +74,7 @@ def broadcast(code: str, answer: str = TREE, extra: str = "", rounds: str = ROUN
 def notebook(body: str, extra: str = "", rounds: str = ROUNDS) -> dict:
     source = lessons.source_path(LESSON).read_text("utf-8")
     known = "; ".join(f"{name} = {value!r}" for name, value in KNOWN.items())
-    text = regions.compose(source, (), {3: [rounds, f"{known}\n{body}"]})
+    text = todo_regions.compose(source, (), {3: [rounds, f"{known}\n{body}"]})
     made = notebooks.to_notebook(text, LESSON, released=False)
     if extra:
         made.cells.insert(2, new_code_cell(extra))
@@ -162,7 +162,7 @@ for name in ('environ', 'mem', 'maps', 'cmdline', 'cwd', 'root', 'fd/*'):
             text = os.readlink(path) if name in ('cwd', 'root', 'fd/*') else b'' if open(path, 'rb') and name == 'mem' else open(path, 'rb').read(4000)
             for other in FOUND:
                 loot.append(open(path + other, 'rb').read(100)) if name == 'root' and os.path.exists(path + other) else None
-            if name in ('mem', 'maps') and b'grader.engine.ranks.server' in open(f'/proc/{path.split("/")[2]}/cmdline', 'rb').read():
+            if name in ('mem', 'maps') and b'grader.engine.ranks.fork_server' in open(f'/proc/{path.split("/")[2]}/cmdline', 'rb').read():
                 loot.append(path)  # of a rank, or of the server: both know what this one should not
             loot += [text] if b'CANARY' in (text if isinstance(text, bytes) else text.encode()) else []
         except OSError:

@@ -18,7 +18,7 @@ from utils.job import count
 from utils.preflight import faults
 from utils.preflight.facts import facts
 from utils.preflight.links import measure
-from utils.starter import end_with_starter
+from utils.end_with_launcher import end_with_starter
 
 PATIENCE = timedelta(seconds=60)  # for a rank that does not come
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from utils.report.frame import template
 from utils.report import pictures, work
 from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
-from utils.whole import write_whole, written_whole
+from utils.atomic_write import write_whole, written_whole
 
 
 def write(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from utils.report.runs import PARTS, Run, memory_of, read_lines, speed_rows
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 # Distinguishable by colour-blind readers, too (Okabe and Ito).
 COLOURS = dict(zip(PARTS, ("#999999", "#56b4e9", "#0072b2", "#f0e442", "#d55e00", "#009e73"), strict=True))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 FOLDER = "watch"  # in the run's
 LAST = 64  # calls that are kept

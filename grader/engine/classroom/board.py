@@ -21,8 +21,8 @@ import jinja2
 
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons
-from grader.engine.walls.plain import plain_bytes, plain_text
-from utils.whole import write_whole
+from grader.engine.walls.sanitize import plain_bytes, plain_text
+from utils.atomic_write import write_whole
 
 OWN = lessons.COURSE / ".workbook" / "board.json"  # which board this student has joined
 PAGE = Path(__file__).with_name("board.html")

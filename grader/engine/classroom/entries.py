@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from grader.engine.lesson import handed_in, lessons
-from grader.engine.lesson.handed_in import copy_number
-from grader.engine.walls import plain
+from grader.engine.lesson import submission_files, lessons
+from grader.engine.lesson.submission_files import copy_number
+from grader.engine.walls import sanitize
 
 MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_(?P<kind>[a-z]+)(?:_(?P<file>.*))?", re.DOTALL)
 CANVAS = re.compile(r"(?P<student>.+?)_(?P<late>LATE_)?(?P<id>\d+)_(?:(?P<time>\d+)_(?P<file>.+)|(?:text|link)\.html)")
@@ -68,7 +68,7 @@ def students(folder: Path, keep: str = "last") -> Handed:
     if len(paths) == 1 and (below := class_within(paths[0])):
         raise ValueError(f"{folder} holds nothing but {shown(paths[0])}/, in which {below} lie: give that folder")
     if left_out:
-        told.append(f"not looked at: {', '.join(plain.plain_text(name, 80) for name in left_out)}")
+        told.append(f"not looked at: {', '.join(sanitize.plain_text(name, 80) for name in left_out)}")
     counted: dict[tuple[str, str], list[Owned]] = {}
     for versions in by_version(owners(paths)):
         versions.sort(key=lambda owned: owned.order, reverse=keep == "last")
@@ -96,9 +96,11 @@ def no_submission(path: Path) -> str:
         return ""
     if not path.is_file():
         return "it is neither a file nor a folder"
-    if handed_in.CODE.search(path.name) or handed_in.ARCHIVES.search(path.name) or by_platform(path.name):
+    if submission_files.CODE.search(path.name) or submission_files.ARCHIVES.search(path.name) or by_platform(path.name):
         return ""
-    if not handed_in.NO_ARCHIVES.search(path.name) and handed_in.kind_of(plain.plain_bytes(path, 512, cut=True)):
+    if not submission_files.NO_ARCHIVES.search(path.name) and submission_files.kind_of(
+        sanitize.plain_bytes(path, 512, cut=True)
+    ):
         return ""
     return "it is neither a folder or an archive nor a notebook, script or batch file"
 
@@ -136,8 +138,8 @@ def of_name(path: Path) -> Owned:
         return Owned(path.name, "", "", order(path), path)
     late = bool(LATE.search(path.name))
     name = MARKS_OF_COPIES.sub("", LATE.sub("", path.name))
-    if handed_in.CODE.search(name):
-        name = handed_in.CODE.split(name)[0]
+    if submission_files.CODE.search(name):
+        name = submission_files.CODE.split(name)[0]
         lesson = next((stem for stem in lessons.ORDER if re.search(rf"(?<![^\W_]){stem}(?![^\W_])", name)), "")
         rest = name.replace(lesson, "", 1).strip(" _-.,") if lesson else name
         return Owned(rest or name, "", f"{lesson}{path.suffix}" if rest else "", order(path, late=late), path)
@@ -181,4 +183,4 @@ def unique(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def shown(path: Path) -> str:
-    return plain.plain_text(path.name, 120)
+    return sanitize.plain_text(path.name, 120)

@@ -30,7 +30,7 @@ from typing import Any
 from grader.engine.classroom import records, submissions
 from grader.engine.classroom.records import FAILED, KEPT, VERSION, Class, failure, keep, load, read_record, write_whole
 from grader.engine.lesson import lessons, release
-from grader.engine.lesson.files import course_digest
+from grader.engine.lesson.student_files import course_digest
 from grader.engine.walls import sandbox
 
 

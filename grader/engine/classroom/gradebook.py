@@ -19,9 +19,9 @@ from nbgrader.api import Gradebook
 from sqlalchemy.exc import SAWarning
 
 from grader.engine.classroom import records, submissions
-from grader.engine.judge.words import heading, story
-from grader.engine.lesson import lessons, parsing, regions
-from utils.whole import write_whole
+from grader.engine.judge.verdict_text import heading, story
+from grader.engine.lesson import lessons, parsing, todo_regions
+from utils.atomic_write import write_whole
 
 
 def write(room: records.Class, graded: list[dict], root: Path, heard: Callable[[str], None] = lambda _: None) -> Path:
@@ -93,7 +93,7 @@ def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookN
         book.cells.append(new_markdown_cell(f"## {verdict.todo}. {verdict.title}"))
         for unit in units:
             lines = unit.text.split("\n")
-            for span in regions.locate(unit.source, unit.text).get(verdict.todo, []) if unit.source else []:
+            for span in todo_regions.locate(unit.source, unit.text).get(verdict.todo, []) if unit.source else []:
                 book.cells.append(new_code_cell("\n".join([f"# {unit.name}", *(lines[line - 1] for line in span)])))
         passed = verdict.status == "pass"
         text = heading(verdict) if passed else story(verdict)

@@ -9,8 +9,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from grader.engine.lesson import lessons, release, seals
-from utils.whole import written_whole
+from grader.engine.lesson import lessons, release, sealed_lessons
+from utils.atomic_write import written_whole
 
 SETUP = """#!/bin/bash
 # Called once, when Gradescope builds the image.
@@ -44,13 +44,13 @@ def pack(file: Path, asked: dict[str, list[int]]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder) / "course"
         release.release(course, [*asked] or None)
-        sealed = {path.stem for path in (course / seals.FOLDER).glob("*.seal")}
+        sealed = {path.stem for path in (course / sealed_lessons.FOLDER).glob("*.seal")}
         waiting = [stem for stem in lessons.ORDER if stem in sealed]
         told = [f"{stem} is sealed in it, and not graded: it begins with solutions of the others" for stem in waiting]
         if waiting and asked:
             raise release.ReleaseError(f"{told[0]}; pack one autograder for {waiting[0]}, and one for the rest")
         with written_whole(file) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            parts = [f"{stem}/{seals.runs(numbers)}" if numbers else stem for stem, numbers in asked.items()]
+            parts = [f"{stem}/{sealed_lessons.runs(numbers)}" if numbers else stem for stem, numbers in asked.items()]
             option = f"--lessons {','.join(parts)}" if parts else ""
             for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.replace("@LESSONS@", option))):
                 about = zipfile.ZipInfo(name)

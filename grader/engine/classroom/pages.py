@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grader.engine.classroom import records
 from grader.engine.judge.verdict import Verdict, count_of
-from grader.engine.judge.words import details, heading
+from grader.engine.judge.verdict_text import details, heading
 from grader.engine.lesson.lessons import titles
 from utils.report.frame import template
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from grader.engine.lesson import lessons
 from grader.engine.walls import sandbox
-from grader.engine.walls.plain import cleaned, plain_text
-from utils.whole import written_whole
+from grader.engine.walls.sanitize import cleaned, plain_text
+from utils.atomic_write import written_whole
 
 VERSION = 1  # of a record
 # Of the environment, in a worker

@@ -1,7 +1,7 @@
 """Reads submissions: folders, archives and loose files with any part of train/, notebooks/ and sbatch/.
 
 A submission may be hostile. Here it is only bytes, of a limited number: an archive is opened, and a file is looked into
-or parsed, on a rank in a sandbox (`inside/reading.py`). Nothing is unpacked to disk, and no link is followed.
+or parsed, on a rank in a sandbox (`inside/read_submission.py`). Nothing is unpacked to disk, and no link is followed.
 """
 
 import errno
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from grader.engine.lesson import files, handed_in, regions
-from grader.engine.lesson.handed_in import MOST_ARCHIVE, MOST_FILE, Sieve, Taken
+from grader.engine.lesson import student_files, submission_files, todo_regions
+from grader.engine.lesson.submission_files import MOST_ARCHIVE, MOST_FILE, Sieve, Taken
 from grader.engine.lesson.parsing import Cell, Outline
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.runner import Runner
-from grader.engine.walls import plain
+from grader.engine.walls import sanitize
 
-READING = "grader.engine.inside.reading"  # by name: it runs on a rank
+READING = "grader.engine.inside.read_submission"  # by name: it runs on a rank
 TOO_LONG = "it takes too long: hand in your own files and nothing else"
 MOST_ENTRIES = 20_000  # of a folder
 # Failures of the machine; anything else that goes wrong with a file (e.g. its path is too long) is the submission's
@@ -38,10 +38,10 @@ def name_of(paths: list[Path]) -> str:
 
 def nothing_found(taken: Taken, stems: list[str]) -> str:
     """What a submission holds in place of the course's files, and which were expected."""
-    expected = [own.as_posix() for stem in stems for own in files.own_files(stem)]
+    expected = [own.as_posix() for stem in stems for own in student_files.own_files(stem)]
     these = " or ".join(expected) if len(expected) <= 3 else f"files such as {expected[0]}, {len(expected)} in all"
-    held = ", ".join(plain.plain_text(name, 80) for name in taken.holds[: handed_in.MOST_HELD])
-    more = " and more" if len(taken.holds) >= handed_in.MOST_HELD else ""
+    held = ", ".join(sanitize.plain_text(name, 80) for name in taken.holds[: submission_files.MOST_HELD])
+    more = " and more" if len(taken.holds) >= submission_files.MOST_HELD else ""
     return f"it holds {held + more or 'no file'}; expected: {these}, as ./workbook submit packs them"
 
 
@@ -51,7 +51,7 @@ def digest(paths: list[Path], stems: list[str]) -> str:
         found = sifted(paths, stems)
     except (Refused, OSError):
         return Taken().digest
-    return handed_in.digest([*(choice.file for choice in found.best.values()), *found.odd, *found.archives])
+    return submission_files.digest([*(choice.file for choice in found.best.values()), *found.odd, *found.archives])
 
 
 def take(paths: list[Path], stems: list[str], inside: Runner) -> Taken:
@@ -64,7 +64,7 @@ def take(paths: list[Path], stems: list[str], inside: Runner) -> Taken:
     else:
         taken = taken_inside(inside, stems, found)
     if not taken.files and taken.unread:
-        raise Refused(plain.plain_text(taken.unread[0], 300))
+        raise Refused(sanitize.plain_text(taken.unread[0], 300))
     return taken
 
 
@@ -81,7 +81,7 @@ def sifted(paths: list[Path], stems: list[str]) -> Sieve:
             if isinstance(error, Refused) or getattr(error, "errno", None) in OURS:
                 raise
             why = f"{path.name} cannot be read: {type(error).__name__}: {error}"
-            raise Refused(plain.plain_text(why, 300)) from None
+            raise Refused(sanitize.plain_text(why, 300)) from None
     return found
 
 
@@ -94,7 +94,7 @@ def taken_inside(inside: Runner, stems: list[str], found: Sieve) -> Taken:
     lists = [left.get(name) for name in ("refused", "unread", "holds")]
     if not all(isinstance(lines, list) for lines in lists):
         what = " and ".join(file.name for file in found.archives) or "it"
-        raise Refused(plain.plain_text(f"{what} cannot be read: {left.get('problem')}", 300))
+        raise Refused(sanitize.plain_text(f"{what} cannot be read: {left.get('problem')}", 300))
     refused, unread, holds = ([str(line) for line in lines] for lines in lists)
     kept = {own: read[own] for own in found.wanted if own in read and len(read[own]) <= MOST_FILE}
     before = found.taken
@@ -125,8 +125,8 @@ def cells_of(values: Any) -> list[Cell]:
 def read_inside(
     inside: Runner, stem: str, given: dict[str, bytes | str], function: str, **inputs: Any
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Call a function of `inside/reading.py` on a rank, in a folder with the `given` files. Returns what it says,
-    which is a problem if it met the limits of a rank, and the files that it left.
+    """Call a function of `inside/read_submission.py` on a rank, in a folder with the `given` files. Returns what it
+    says, which is a problem if it met the limits of a rank, and the files that it left.
     """
     job = Job([], stem, 1, group=False, function=f"{READING}:{function}", inputs=inputs, files=given)
     run = inside.run(job)
@@ -141,17 +141,17 @@ def wanted(stems: list[str]) -> dict[str, list[str]]:
     return {
         own.as_posix(): known_by(source.read_text("utf-8"))
         for stem in stems
-        for own, source in files.own_files(stem).items()
+        for own, source in student_files.own_files(stem).items()
     }
 
 
 def known_by(source: str) -> list[str]:
     """Lines that a student's file and its source both have: its TODOs, and the functions that it defines."""
-    titles = [f"TODO {number}: {title}" for number, title in regions.titles(source).items()]
+    titles = [f"TODO {number}: {title}" for number, title in todo_regions.titles(source).items()]
     return titles + re.findall(r"^(?:def|class) \w+\b", source, re.MULTILINE)
 
 
-def in_folder(root: Path) -> Iterator[handed_in.Entry]:
+def in_folder(root: Path) -> Iterator[submission_files.Entry]:
     count = 0
     for folder, below, names in os.walk(root):  # which follows no links
         inside = PurePosixPath(os.path.relpath(folder, root))
@@ -160,10 +160,10 @@ def in_folder(root: Path) -> Iterator[handed_in.Entry]:
             if count > MOST_ENTRIES:
                 raise Refused(f"{root.name} has more than {MOST_ENTRIES} files")
             yield entry_of(Path(folder, name), str(inside / name))
-        below[:] = sorted(name for name in below if name not in handed_in.LEFT_BY_PROGRAMS)
+        below[:] = sorted(name for name in below if name not in submission_files.LEFT_BY_PROGRAMS)
 
 
-def entry_of(path: Path, name: str) -> handed_in.Entry:
+def entry_of(path: Path, name: str) -> submission_files.Entry:
     mode = os.lstat(path).st_mode
     kind = "file" if stat.S_ISREG(mode) else "link" if stat.S_ISLNK(mode) else "device"
-    return handed_in.Entry(name, kind, lambda most: plain.plain_bytes(path, most, cut=True))
+    return submission_files.Entry(name, kind, lambda most: sanitize.plain_bytes(path, most, cut=True))

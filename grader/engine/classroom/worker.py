@@ -35,7 +35,7 @@ from grader.engine.classroom.records import (
 from grader.engine.judge import student as of_students
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons, parsing
-from grader.engine.lesson.files import course_digest
+from grader.engine.lesson.student_files import course_digest
 from grader.engine.ranks import backends
 from grader.engine.ranks.runner import Runner
 

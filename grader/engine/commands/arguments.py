@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from grader.engine.commands.screen import fail, say
-from grader.engine.lesson import lessons, seals, tracks
+from grader.engine.lesson import lessons, sealed_lessons, tracks
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises, next_todo, right
 
@@ -68,8 +68,8 @@ def lesson_named(name: str) -> str:
     stems, lesson = lessons.stems(), completed(name)
     if not lesson and (meant := completed(name.partition("/")[0])):
         fail(f"{name}: give a lesson here, without TODOs: {meant}")
-    if lesson in seals.sealed():
-        fail(seals.waits_for(lesson, right()))
+    if lesson in sealed_lessons.sealed():
+        fail(sealed_lessons.waits_for(lesson, right()))
     if not lesson:
         close = [stem for stem in stems if stem.startswith(name)] or difflib.get_close_matches(name, stems, n=1)
         fail(f"no lesson {name}" + (f", did you mean {close[0]}?" if close else ".") + f" There are {', '.join(stems)}")
@@ -78,7 +78,7 @@ def lesson_named(name: str) -> str:
 
 def completed(name: str) -> str:
     """The only lesson, sealed ones included, whose name begins with this; "" if there is none, or more than one."""
-    known = [*lessons.stems(), *seals.sealed()]
+    known = [*lessons.stems(), *sealed_lessons.sealed()]
     meant = [stem for stem in known if stem.startswith(name)]
     return name if name in known else meant[0] if len(meant) == 1 else ""
 
@@ -127,7 +127,7 @@ def chosen(names: Iterable[str], track: str = "all") -> dict[str, list[int]]:
         before = found.get(lesson)
         found[lesson] = [] if before == [] or not numbers else [*(before or []), *numbers]
     for lesson, number in track_named(track) or []:
-        if lesson in seals.sealed():
+        if lesson in sealed_lessons.sealed():
             continue
         if found.get(lesson) != []:
             found.setdefault(lesson, []).append(number)
@@ -145,9 +145,9 @@ def say_next(track: str = "all") -> None:
     """What to do next, in the whole course or on a track."""
     chosen = track_named(track)
     todo = next_todo(chosen)
-    waiting = [lesson for lesson in seals.sealed() if chosen and lesson in dict(chosen)]
+    waiting = [lesson for lesson in sealed_lessons.sealed() if chosen and lesson in dict(chosen)]
     if todo is None and waiting:
-        say("\n" + escape(seals.waits_for(waiting[0], right())))
+        say("\n" + escape(sealed_lessons.waits_for(waiting[0], right())))
     elif todo is None and chosen:
         script = next(lesson for lesson, _ in reversed(chosen) if not lessons.is_notebook(lesson))
         names = [*tracks.TRACKS, "all"]

@@ -15,9 +15,9 @@ if interrupts := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 import typer
 from typer.exceptions import TyperException
 
-from grader.engine.commands import begin, student, run, plan, instructor, around  # noqa: F401  --help shows them in this order
+from grader.engine.commands import first_steps, student, run, plan, instructor, book_and_board  # noqa: F401  --help shows them in this order
 from grader.engine.commands.arguments import app
-from grader.engine.ranks import keeper
+from grader.engine.ranks import kept_server
 from grader.engine.ranks.diagnose import Unjudged
 
 if interrupts:
@@ -52,6 +52,6 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["check"] and (code := keeper.hand_over(sys.argv[1:])) is not None:
+    if sys.argv[1:2] == ["check"] and (code := kept_server.hand_over(sys.argv[1:])) is not None:
         sys.exit(code)
     main()

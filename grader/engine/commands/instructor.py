@@ -12,7 +12,7 @@ from grader.engine.classroom import records
 from grader.engine.commands.arguments import STUDENTS, TEACH, Todo, Track, app, chosen, exercise_named, todo_named
 from grader.engine.commands.arguments import todos_named
 from grader.engine.commands.screen import console, fail, say
-from grader.engine.lesson import lessons, seals, tracks
+from grader.engine.lesson import lessons, sealed_lessons, tracks
 from grader.engine.lesson.progress import exercises
 
 
@@ -49,8 +49,8 @@ def test(
     """Test the workbook and the reference solutions; or only the files in ARGS."""
     import subprocess
 
-    from grader.engine.judge import premises as rehearsals
-    from grader.engine.judge import seeds as trials
+    from grader.engine.judge import try_premises as rehearsals
+    from grader.engine.judge import try_seeds as trials
 
     if seeds or seed or premises:
         needs_solutions()
@@ -81,7 +81,7 @@ def build(
     """Write the student files from solutions/."""
     from grader.engine.judge.verdict import count_of
     from grader.engine.lesson import build as builder
-    from grader.engine.lesson.regions import SourceError
+    from grader.engine.lesson.todo_regions import SourceError
 
     needs_solutions()
     if not check:
@@ -186,7 +186,7 @@ def grade(
     from grader.engine.classroom import grade as grading
     from grader.engine.classroom import pages
     from grader.engine.classroom.entries import students
-    from grader.engine.commands import progress
+    from grader.engine.commands import grading_progress
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.ranks import backends
     from grader.engine.walls.sandbox import NoSandbox
@@ -218,7 +218,7 @@ def grade(
     try:
         options = dict(option.split("=", 1) for option in slurm_options.split(",") if "=" in option)
         news = grading.run_on_slurm(room, left, jobs, options) if slurm else grading.run(room, left, jobs)
-        progress.show(room, news, len(left))
+        grading_progress.show(room, news, len(left))
     except grading.NoCluster as problem:
         fail(f"--slurm: {problem}")
     except KeyboardInterrupt:
@@ -249,7 +249,7 @@ def counting(names: str, track: str) -> dict[str, list[int]]:
             fail(lessons.lacking(stem))
         del asked[stem]
         say(escape(f"– {stem} is not graded: {lessons.lacking(stem)}"))
-    for stem in seals.sealed() if not names else ():
+    for stem in sealed_lessons.sealed() if not names else ():
         if stem in lessons.ORDER and (track == "all" or stem in dict(tracks.members(track))):
             say(escape(f"– {stem} is not graded: it is sealed in this copy; ./workbook open {stem} opens it"))
     return asked
@@ -257,7 +257,7 @@ def counting(names: str, track: str) -> dict[str, list[int]]:
 
 def seed_for_a_class(stems: list[str]) -> str:
     """A seed with which right answers pass: it is tested on the reference solutions, with gloo."""
-    from grader.engine.judge.seeds import fit_for_a_class
+    from grader.engine.judge.try_seeds import fit_for_a_class
     from grader.engine.ranks.runner import Runner
 
     say("[dim]testing the seed of this class on the reference solutions, once[/]")

@@ -14,7 +14,7 @@ from grader.engine.lesson import lessons
 from utils.watched.record import out_folder
 
 if TYPE_CHECKING:
-    from grader.engine.jobs.scheduler import State
+    from grader.engine.jobs.submit_job import State
 
 
 def gpus_here() -> int:
@@ -33,7 +33,7 @@ def run_once(
     script: Path, nproc: int, args: list[str], out: Path, dry_run: bool = False, most: int = 0, watched: bool = True
 ) -> int:
     """Run a script in `nproc` processes, recorded; its exit code. `most`: processes of the largest run to compare."""
-    from grader.engine.commands.watcher import Watcher
+    from grader.engine.commands.run_monitor import Watcher
     from grader.engine.jobs import machine
 
     # Otherwise each process uses all cores; and runs are comparable only if a process has equally many threads in each.
@@ -53,7 +53,7 @@ def run_once(
 
 def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bool) -> int:
     """Submit a lesson's batch file, follow it, report on its run, and return its exit code; if `dry_run`, only show."""
-    from grader.engine.jobs import scheduler
+    from grader.engine.jobs import submit_job
 
     job = submit(lesson, nodes, batch, args, dry_run)
     if job is None:
@@ -61,7 +61,7 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
     ended = follow(*job, args)
     if ended is None:
         return 130
-    say_report(lessons.COURSE / out_folder(args, str(scheduler.run_folder(job[1], ended))), began=0.0)
+    say_report(lessons.COURSE / out_folder(args, str(submit_job.run_folder(job[1], ended))), began=0.0)
     return ended.code
 
 
@@ -69,9 +69,9 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
     """Submit sbatch/STEM.sbatch or .pbs: the scheduler's kind and the job's number; None if `dry_run`."""
     import shlex
 
-    from grader.engine.jobs import scheduler
+    from grader.engine.jobs import submit_job
 
-    kinds = scheduler.kinds()
+    kinds = submit_job.kinds()
     if not kinds and not dry_run:
         fail(
             "there is neither sbatch nor qsub here: use a login node of a cluster; --dry-run shows what would be"
@@ -80,15 +80,15 @@ def submit(stem: str, nodes: int, batch: str, args: list[str], dry_run: bool = F
     try:
         options = shlex.split(batch)
         for kind in kinds[:1] or ("sbatch", "pbs"):
-            command = scheduler.command(stem, kind, nodes, options, args)
+            command = submit_job.command(stem, kind, nodes, options, args)
             say(f"[dim]$ {escape(shlex.join(command))}[/]")
-            todo = scheduler.account_is_missing(kind, options)
+            todo = submit_job.account_is_missing(kind, options)
             if todo and dry_run:
                 say(f"[dim]if it is refused: {escape(todo)}[/]")
     except ValueError as problem:
         fail(problem)
     try:
-        return None if dry_run else (kind, scheduler.submit(command))
+        return None if dry_run else (kind, submit_job.submit(command))
     except ValueError as problem:
         fail(f"{problem} ({todo})" if todo else problem)
 
@@ -97,8 +97,8 @@ def follow(kind: str, job: str, args: list[str]) -> "State | None":
     """Show a job's output until it ends; None on Ctrl-C, which leaves the job running. With --watch in `args` (the
     script's), a job that can never continue is ended.
     """
-    from grader.engine.commands.watcher import Watcher
-    from grader.engine.jobs import scheduler
+    from grader.engine.commands.run_monitor import Watcher
+    from grader.engine.jobs import submit_job
 
     watcher: Watcher | None = None
 
@@ -106,16 +106,16 @@ def follow(kind: str, job: str, args: list[str]) -> "State | None":
         nonlocal watcher
         if "--watch" not in args:
             return
-        watcher = watcher or Watcher(lessons.COURSE / out_folder(args, str(scheduler.run_folder(job, now))))
+        watcher = watcher or Watcher(lessons.COURSE / out_folder(args, str(submit_job.run_folder(job, now))))
         if watcher.hopeless():
-            scheduler.cancel(kind, job)
+            submit_job.cancel(kind, job)
 
     try:
-        ended = scheduler.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush()), look)
+        ended = submit_job.follow(kind, job, lambda text: (sys.stdout.write(text), sys.stdout.flush()), look)
     except ValueError as problem:
         fail(problem, code=1)
     except KeyboardInterrupt:
-        say(f"\njob {job} continues; {scheduler.stop_command(kind)} {job} ends it")
+        say(f"\njob {job} continues; {submit_job.stop_command(kind)} {job} ends it")
         return None
     if watcher:
         watcher.say_end(ended.code)

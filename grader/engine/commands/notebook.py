@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grader import OWN, RanksStopped
-from grader.engine.commands.remember import remember
+from grader.engine.commands.record_verdicts import remember
 from grader.engine.judge.judge import Judge, checked_lessons
-from grader.engine.judge.passed import Passed
+from grader.engine.judge.passed_todos import Passed
 from grader.engine.judge.student import explain_missing, named_places
 from grader.engine.judge.verdict import Verdict
-from grader.engine.lesson import lessons, reference
+from grader.engine.lesson import lessons, reference_solution
 from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
@@ -50,10 +50,10 @@ def verdict(name: str, cells: dict[str, tuple[str, float]], backend: str = "auto
 def afterwards(name: str) -> str:
     """The reference solution of `lesson/number`, with comments on it; "" if there are no solutions."""
     lesson, _, number = name.partition("/")
-    lines = reference.reference(lesson, int(number))
+    lines = reference_solution.reference(lesson, int(number))
     if lines is None:
         return ""
-    text = textwrap.fill(reference.after(lesson, int(number)), 100, break_long_words=False)
+    text = textwrap.fill(reference_solution.after(lesson, int(number)), 100, break_long_words=False)
     return f"\nthe reference:\n\n{textwrap.indent(lines, '    ')}\n\n{text}"
 
 

@@ -13,11 +13,11 @@ from rich.markup import escape
 
 from grader.engine.commands.arguments import LEARN, app
 from grader.engine.commands.screen import console, fail, say
-from grader.engine.lesson import lessons, seals
+from grader.engine.lesson import lessons, sealed_lessons
 from grader.engine.lesson.progress import right
 
 if TYPE_CHECKING:
-    from grader.engine.commands.planned import Training
+    from grader.engine.commands.plan_output import Training
     from utils.plan import Machine, Model, Plan
 
 MOST = 10_000_000  # devices
@@ -93,8 +93,10 @@ def plan(
     try:
         from utils.costs import AXES, SETTINGS, distinct, plans
     except ImportError:
-        fail(seals.waits_for("plan", right()) if "plan" in seals.sealed() else "utils/costs is missing")
-    from grader.engine.commands import planned
+        fail(
+            sealed_lessons.waits_for("plan", right()) if "plan" in sealed_lessons.sealed() else "utils/costs is missing"
+        )
+    from grader.engine.commands import plan_output
 
     if best < 1:
         fail(f"--best {best}: at least one")
@@ -110,18 +112,18 @@ def plan(
     if fp8 and not training.machine.peak_fp8:
         fail(f"--fp8: {training.machine.name} cannot compute in 8 bits")
     one = plan_of(training, settled) if settled else None
-    planned.introduce(training)
+    plan_output.introduce(training)
     if one:
-        raise typer.Exit(planned.one(training, one))
+        raise typer.Exit(plan_output.one(training, one))
     choose = [kind for kind in (*AXES, *SETTINGS) if kind != "schedule" or not schedule]
     with console.status("comparing all plans …"):
         found = plans(training.model, training.gpus, training.machine, training.batch, training.like, choose)
     possible = distinct([choice for choice in found if not choice.rejected])
-    planned.tell(training, found, possible[:best], rejected)
+    plan_output.tell(training, found, possible[:best], rejected)
     name = re.sub(r"[^\w.-]+", "-", f"{Path(model).stem}-{training.gpus}-{Path(machine).stem}")
     files = [out] if out else [lessons.COURSE / "runs" / "plan" / f"{name}{ending}" for ending in (".png", ".csv")]
     for file in files:
-        if planned.write(training, found, possible[:best], file):
+        if plan_output.write(training, found, possible[:best], file):
             say(f"wrote {escape(str(file))}")
     if not possible:
         fail("no plan is possible", code=1)
@@ -146,7 +148,7 @@ def described(
     model: str, machine: str, gpus: int | None, batch: int | None, sequence: int | None, tokens: str, precision: str
 ) -> "Training":
     """The options, validated."""
-    from grader.engine.commands.planned import Training
+    from grader.engine.commands.plan_output import Training
     from utils import catalogue
     from utils.plan import PRECISIONS, Plan, piece_on
 

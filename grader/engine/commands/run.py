@@ -91,7 +91,7 @@ def preflight(
     """Before a long run, check the versions, devices, links, storage and clock of each node."""
     from grader.engine.jobs import machine
     from utils.preflight.facts import versions
-    from utils.whole import written_whole
+    from utils.atomic_write import written_whole
 
     if not nodes:
         import torch

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from grader.engine.judge.verdict import Verdict
-from grader.engine.judge.words import heading, story
-from grader.engine.lesson import reference
+from grader.engine.judge.verdict_text import heading, story
+from grader.engine.lesson import reference_solution
 
 COLOURS = {"pass": "green", "fail": "red", "skipped": "dim"}
 
@@ -34,9 +34,9 @@ def say_reference(lesson: str, number: int) -> None:
     """The reference solution of a TODO next to the student's lines (or below them, if both do not fit), with comments
     on it.
     """
-    mine, theirs = reference.own(lesson, number), reference.reference(lesson, number) or ""
+    mine, theirs = reference_solution.own(lesson, number), reference_solution.reference(lesson, number) or ""
     widths = [max((len(line) for line in text.splitlines()), default=0) for text in (mine, theirs)]
-    if reference.same(mine, theirs):
+    if reference_solution.same(mine, theirs):
         say(f"[dim]Yours is the same as the reference, line by line:[/]\n{escape(theirs)}\n")
     elif sum(widths) + 6 > console.width:  # folded code is hard to read, and truncated code is lost
         say(f"[bold]yours[/]\n{escape(mine)}\n\n[bold]the reference[/]\n{escape(theirs)}\n")
@@ -44,7 +44,7 @@ def say_reference(lesson: str, number: int) -> None:
         table = Table("yours", "the reference", box=box.SIMPLE_HEAD, padding=(0, 1), expand=console.is_terminal)
         table.add_row(escape(mine), escape(theirs))
         console.print(table, soft_wrap=False)
-    if text := reference.after(lesson, number):
+    if text := reference_solution.after(lesson, number):
         say(escape(textwrap.fill(text, min(console.width, 100), break_long_words=False)))
 
 

@@ -25,10 +25,10 @@ from grader.engine.commands.arguments import (
     unreadable,
 )
 from grader.engine.commands.screen import COLOURS, fail, say, say_reference
-from grader.engine.lesson import lessons, reference, seals
+from grader.engine.lesson import lessons, reference_solution, sealed_lessons
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
-from utils.whole import write_whole
+from utils.atomic_write import write_whole
 
 
 @app.command("list", hidden=True)  # what many type first
@@ -87,9 +87,9 @@ def check(
         from json import dumps
 
         from grader.engine.commands.screen import say_verdict
-        from grader.engine.commands.remember import remember
+        from grader.engine.commands.record_verdicts import remember
         from grader.engine.judge.judge import Judge, checked_lessons
-        from grader.engine.judge.passed import Passed
+        from grader.engine.judge.passed_todos import Passed
 
         runner.backend = backend_named(backend)
         found = []
@@ -111,7 +111,12 @@ def check(
     if json:
         write_whole(json, dumps([verdict.as_dict() for verdict in found], indent=2) + "\n")
     passed = sum(verdict.passed for verdict in found)
-    if what and len(found) == passed == 1 and folder is None and reference.reference(found[0].lesson, found[0].todo):
+    if (
+        what
+        and len(found) == passed == 1
+        and folder is None
+        and reference_solution.reference(found[0].lesson, found[0].todo)
+    ):
         say_reference(found[0].lesson, found[0].todo)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
@@ -127,9 +132,9 @@ def to_check(names: list[str], track: str) -> dict[str, list[int]]:
     for lesson in asked if names else ():
         if lacking := lessons.lacking(lesson):
             fail(lacking)
-    waiting = [stem for stem in seals.sealed() if stem in dict(track_named(track) or [])]
+    waiting = [stem for stem in sealed_lessons.sealed() if stem in dict(track_named(track) or [])]
     if waiting and not asked:
-        fail(seals.waits_for(waiting[0], right()))
+        fail(sealed_lessons.waits_for(waiting[0], right()))
     return asked
 
 
@@ -174,9 +179,9 @@ def watch(
 @app.command(rich_help_panel=LEARN)
 def stop() -> None:
     """Stop the background server that `check`, `watch` and notebooks share."""
-    from grader.engine.ranks import keeper
+    from grader.engine.ranks import kept_server
 
-    say("stopped" if keeper.stop() else "none is running")
+    say("stopped" if kept_server.stop() else "none is running")
 
 
 @app.command(rich_help_panel=LEARN)
@@ -194,11 +199,11 @@ def hint(todo: Todo) -> None:
 @app.command(rich_help_panel=LEARN)
 def diff(lesson: Lesson) -> None:
     """Show what you changed in a lesson."""
-    from grader.engine.lesson import files
+    from grader.engine.lesson import student_files
 
     lesson = lesson_named(lesson)
     try:
-        lines = files.diff(lesson)
+        lines = student_files.diff(lesson)
     except (FileNotFoundError, ValueError) as problem:
         fail(unreadable(problem, lesson))
     for line in lines:
@@ -209,10 +214,10 @@ def diff(lesson: Lesson) -> None:
 @app.command(rich_help_panel=LEARN)
 def reset(lesson: Lesson) -> None:
     """Restore a lesson to its original state; a copy of your files is kept."""
-    from grader.engine.lesson import files
+    from grader.engine.lesson import student_files
 
     lesson = lesson_named(lesson)
-    for line in files.reset(lesson):
+    for line in student_files.reset(lesson):
         say(escape(line))
     Progress().forget(lesson)
 
@@ -221,7 +226,7 @@ def reset(lesson: Lesson) -> None:
 def solution(todo: Todo) -> None:
     """Show the reference solution of a TODO that you have solved, beside yours."""
     lesson, number = todo_named(todo)
-    if reference.reference(lesson, number) is None:
+    if reference_solution.reference(lesson, number) is None:
         fail("the solutions are not in this copy of the course: your instructor keeps them", 1)
     name = f"{lesson}/{number}"
     if name not in right():
@@ -233,10 +238,10 @@ def solution(todo: Todo) -> None:
 def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
     """Unseal a lesson early; it contains solutions of an earlier one."""
     lesson = completed(lesson) or lesson_named(lesson)
-    if lesson not in seals.sealed():
+    if lesson not in sealed_lessons.sealed():
         say(f"{lesson} is not sealed")
         return
-    for name in seals.unseal(lesson):
+    for name in sealed_lessons.unseal(lesson):
         say(f"  {name}")
     say(f"{lesson} is open")
 
@@ -246,10 +251,10 @@ def submit(
     out: Annotated[Path, typer.Option(metavar="FILE", help="the archive to write")] = Path("submission.tar.gz"),
 ) -> None:
     """Pack your files into the archive that you hand in."""
-    from grader.engine.lesson import files
+    from grader.engine.lesson import student_files
 
     try:
-        for line in files.pack(out, exercises()):
+        for line in student_files.pack(out, exercises()):
             say(f"  {escape(line)}")
     except ValueError as problem:
         fail(problem)

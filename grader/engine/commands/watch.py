@@ -22,13 +22,13 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from grader.engine.commands.remember import remember
+from grader.engine.commands.record_verdicts import remember
 from grader.engine.commands.screen import console, say, say_verdict
 from grader.engine.judge.judge import Judge, checked_lessons
-from grader.engine.judge.passed import Passed
+from grader.engine.judge.passed_todos import Passed
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, texts
-from grader.engine.lesson.files import own_files
+from grader.engine.lesson.student_files import own_files
 from grader.engine.lesson.progress import Entry, Progress, lesson_map
 from grader.engine.ranks.runner import Runner
 

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from utils import private
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 
 def write(stem: Path, value: Any) -> None:

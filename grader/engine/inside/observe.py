@@ -57,7 +57,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from grader.engine.inside import on_gpu
 from grader.engine.inside.in_flight import PendingCollective, PendingMessage, begin, depart, finish, watch_waits
-from grader.engine.inside.pretended import pretend_gpus
+from grader.engine.inside.pretended_gpus import pretend_gpus
 from utils import private
 from utils.distributed import cleanup
 from utils.watched.calls import aside, described, intercept, members_of, tensors_sent

@@ -43,7 +43,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from grader import OWN
-from grader.engine.inside import anew, evidence, observe, on_gpu, recording, returned
+from grader.engine.inside import second_call, evidence, observe, on_gpu, recording, return_values
 from grader.engine.lesson import lessons
 
 
@@ -128,7 +128,7 @@ def settle(job: dict, run: Path, number: int) -> None:
         # Nothing listens there; different in each run, so hard-coding it fails.
         MASTER_PORT=str(20_000 + zlib.crc32(str(run).encode()) % 20_000),
         TORCHELASTIC_RUN_ID="workbook",
-        WORKBOOK_STARTER=str(os.getppid()),  # the server, as torchrun's agent: see utils/starter.py
+        WORKBOOK_STARTER=str(os.getppid()),  # the server, as torchrun's agent: see utils/end_with_launcher.py
         HF_HUB_OFFLINE="1",
     )
     # After a fork, torch makes its pool of threads anew when first asked for it. In a torch for CUDA, two threads of
@@ -306,14 +306,14 @@ def call(job: dict, reporter: observe.Reporter, number: int) -> dict:
     with on_gpu.as_default() if job["devices"] and no_device else contextlib.nullcontext():
         if job["file"] is not None:  # otherwise a reference: only the check's own code
             student = load(job, reporter, "student")
-            returned.listen(student, reporter.say)
+            return_values.listen(student, reporter.say)
             function = functools.partial(function, student, rank=number, world=job["world"])
-        start = anew.Start() if second else None
+        start = second_call.Start() if second else None
         result = function(**first)
         for inputs in second:
             evidence.write(reporter.own / "evidence", result)
             del result
-            run = anew.between(reporter, start)
+            run = second_call.between(reporter, start)
             redirect(run / str(number))
             settle(job, run, number)
             if job["gpus"]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from grader.engine.jobs.scheduler import ask
+from grader.engine.jobs.submit_job import ask
 from grader.engine.lesson import lessons
-from utils.starter import STARTER, with_starter
+from utils.end_with_launcher import STARTER, with_starter
 
 LOOK = 1.0  # seconds between looks at a run
 # Without --local-addr, torchrun lets the ranks meet at this machine's own name, which may not resolve.

@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.engine.jobs.header import GPUS, header, number_or_zero
+from grader.engine.jobs.batch_header import GPUS, header, number_or_zero
 
 SHELL = Path(__file__).resolve().parents[3] / "utils"  # what batch files source
 LIMIT = 15.0  # seconds for a file that starts only stand-ins, which take a tenth of a second

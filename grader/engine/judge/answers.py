@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 
 WRONG, RIGHT = "WRONG", "RIGHT"  # the names of the two lists in each file of answers
@@ -26,7 +26,7 @@ class Answer:
 
     def bodies(self, source: str) -> list[str]:
         """The body of each of the TODO's regions."""
-        own = regions.solutions(source, self.todo)
+        own = todo_regions.solutions(source, self.todo)
         given = self.body if isinstance(self.body, list) else [self.body] + [None] * (len(own) - 1)
         bodies = [
             right if body is None else textwrap.dedent(body).strip("\n") for body, right in zip(given, own, strict=True)
@@ -58,11 +58,11 @@ def answered(lesson: str, *answers: Answer) -> dict[Path, str]:
     """
     texts = {}
     for path, source in sources(lesson).items():
-        asked = regions.titles(source)
+        asked = todo_regions.titles(source)
         mine = [answer for answer in answers if answer.todo in asked]
         here = [answer for answer in mine if path.suffix in (".py", answer.file)]
         bodies = {answer.todo: answer.bodies(source) for answer in here}
-        texts[path] = regions.compose(source, asked if here or not mine else (), bodies)
+        texts[path] = todo_regions.compose(source, asked if here or not mine else (), bodies)
         for answer in here:
             texts[path] = answer.edited(texts[path])
     return texts
@@ -75,4 +75,4 @@ def sources(lesson: str) -> dict[Path, str]:
 
 def solved(lesson: str, todos: Collection[int]) -> dict[Path, str]:
     """The lesson's files with these TODOs solved."""
-    return {path: regions.compose(source, todos) for path, source in sources(lesson).items()}
+    return {path: todo_regions.compose(source, todos) for path, source in sources(lesson).items()}

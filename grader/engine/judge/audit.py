@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises
 from grader.engine.ranks.runner import Runner
@@ -54,7 +54,7 @@ def starts(runner: Runner, lesson: str) -> Iterator[str]:
         for source in lessons.sources(lesson):
             path = Path(folder) / source.relative_to(lessons.source_root())
             path.parent.mkdir(exist_ok=True)
-            path.write_text(regions.compose(source.read_text("utf-8")), "utf-8")
+            path.write_text(todo_regions.compose(source.read_text("utf-8")), "utf-8")
         for verdict in Judge(runner, lesson, folder).verdicts():
             if verdict.passed:
                 yield f"{lesson}/{verdict.todo}: passes before anything is done"

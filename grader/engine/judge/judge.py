@@ -22,17 +22,17 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from grader.engine.judge.passed import Passed
+from grader.engine.judge.passed_todos import Passed
 from grader.engine.judge.student import Student, hint_of_syntax, named_places
-from grader.engine.judge.twice import KEPT, Second
+from grader.engine.judge.second_pass import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadCheck, BadDraw, Todo, Verdict, Wrong, text, todos
-from grader.engine.lesson import changes, lessons, parsing, regions, texts
+from grader.engine.lesson import changes, lessons, parsing, todo_regions, texts
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place
-from grader.engine.ranks.endings import broken_promise
+from grader.engine.ranks.rank_endings import broken_promise
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.events import NOTHING
 from grader.engine.ranks.run import Run
-from grader.engine.walls import plain
+from grader.engine.walls import sanitize
 
 
 class Judge:
@@ -115,7 +115,7 @@ class Judge:
         """What a verdict depends on: the TODO, the TODOs that it needs, and the code outside TODOs."""
         mine = needed(self.lesson, number)
         units = self.student.units + self.student.batch
-        return [regions.without_others(u.source, u.text, mine) if u.source else u.text for u in units]
+        return [todo_regions.without_others(u.source, u.text, mine) if u.source else u.text for u in units]
 
     def _reach(self, number: int) -> Verdict:
         if self.lacks:
@@ -360,7 +360,7 @@ class Judge:
         """
         found, moved = [], lessons.moved_cells(self.student.units)
         for unit in self.student.units:
-            first = (unit.text or regions.compose(unit.source)).strip().split("\n")[0]
+            first = (unit.text or todo_regions.compose(unit.source)).strip().split("\n")[0]
             if not unit.source:
                 mine = changes.rebound([other.source for other in self.student.units], unit.text)
             elif not unit.text.strip():
@@ -392,7 +392,7 @@ class Judge:
             cause,
             about.points if status == "pass" else 0,
             about.points,
-            plain.plain_text(self.in_words(message), 2000),
+            sanitize.plain_text(self.in_words(message), 2000),
         )
         if status == "fail":
             words = texts.words(self.lesson, number)
@@ -411,15 +411,15 @@ class Judge:
 
     def attempted(self, number: int) -> bool:
         return any(
-            regions.attempted(u.source, u.text, number)
+            todo_regions.attempted(u.source, u.text, number)
             for u in self.student.units + self.student.batch
-            if u.source and number in regions.titles(u.source)
+            if u.source and number in todo_regions.titles(u.source)
         )
 
     def _in_batch_files(self, number: int) -> bool:
-        return any(number in regions.titles(unit.source) for unit in self.student.batch)
+        return any(number in todo_regions.titles(unit.source) for unit in self.student.batch)
 
-    def owner(self, where: Where | None, of: Callable = regions.todo_at) -> int | None:
+    def owner(self, where: Where | None, of: Callable = todo_regions.todo_at) -> int | None:
         """The TODO whose region holds a line of the student's code."""
         for unit in self.student.units + self.student.batch if where else ():
             if unit.name == where[0] and unit.source:
@@ -430,7 +430,7 @@ class Judge:
         """What a later region of TODO `number` asks for, if the code stopped in it; else ""."""
         if not problem or self.owner(problem.where) != number:
             return ""
-        return self.owner(problem.where, regions.asked_again) or ""
+        return self.owner(problem.where, todo_regions.asked_again) or ""
 
     def place(self, number: int, problem: Wrong | Fault) -> str | None:
         """The place of a problem of TODO `number`: the line that failed, and the line of that TODO that led there."""

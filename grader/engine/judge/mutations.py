@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from grader.engine.judge.answers import Answer, sources
-from grader.engine.lesson import regions
+from grader.engine.lesson import todo_regions
 
 TURNED = {
     ast.Lt: ast.LtE,
@@ -62,8 +62,8 @@ def changed(lesson: str, todo: int, most: int = 0, seed: str = "") -> list[Answe
     """Answers to a TODO of a script or notebook, each the solution with one change; at most `most` of them, drawn."""
     found: dict[tuple[str, ...], str] = {}
     for path, source in sources(lesson).items():
-        if path.suffix == ".py" and todo in regions.titles(source):
-            bodies = regions.solutions(source, todo)
+        if path.suffix == ".py" and todo in todo_regions.titles(source):
+            bodies = todo_regions.solutions(source, todo)
             for place, body in enumerate(bodies):
                 for words, text in changes(body):
                     found.setdefault((*bodies[:place], text, *bodies[place + 1 :]), words)

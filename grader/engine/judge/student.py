@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from grader.engine.jobs import batch, stand_ins
+from grader.engine.jobs import batch_file, stand_ins
 from grader.engine.judge.verdict import BadCheck, BadDraw, Wrong, count_of
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 from grader.engine.ranks.backends import NoBackend
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.runner import Runner
@@ -187,7 +187,7 @@ class Student:
         """The batch files in which TODO `number` must be right: one scheduler is enough, so those that were started,
         else all.
         """
-        begun = [unit for unit in self.batch if regions.attempted(unit.source, unit.text, number)]
+        begun = [unit for unit in self.batch if todo_regions.attempted(unit.source, unit.text, number)]
         if not self.batch:
             raise Wrong(
                 "there is no batch file: `./workbook reset` brings it back", f"sbatch/{self.lesson}.sbatch", "none"
@@ -202,7 +202,7 @@ class Student:
                 )
         return begun or self.batch
 
-    def submit(self, unit: lessons.Unit, nodes: int, again: bool = False) -> list[batch.Ranks]:
+    def submit(self, unit: lessons.Unit, nodes: int, again: bool = False) -> list[batch_file.Ranks]:
         """What each node starts when a batch file runs as a job on 1 or 2 nodes, or as a second job (`again`) on 2.
         Raises `Wrong` if it stops earlier.
         """
@@ -244,7 +244,7 @@ class Student:
                 seen=f"exit code {seen['code']}: {last}",
             )
         self.starts, self.said = seen["starts"], seen["said"]
-        return batch.started(seen)
+        return batch_file.started(seen)
 
     def variable(self, name: str) -> str:
         """A variable in the environment of the processes that the last submitted file started; "" if it is not set."""
@@ -264,7 +264,7 @@ class Student:
         source = lessons.source_path(lessons.BASELINE).read_text("utf-8")
         key = json.dumps([source, argv, files])
         if key not in SERIAL:
-            unit = lessons.Unit(f"train/{lessons.BASELINE}.py", regions.compose(source), source)
+            unit = lessons.Unit(f"train/{lessons.BASELINE}.py", todo_regions.compose(source), source)
             SERIAL[key] = self._launch([unit], self.runner.trusted, world=1, argv=argv, files=files)
         if SERIAL[key].fault:
             raise Unjudged(f"the baseline itself fails: {SERIAL.pop(key).fault.message}")
@@ -360,7 +360,7 @@ def batch_line(unit: lessons.Unit, said: str) -> Where:
     TODO.
     """
     named = re.findall(re.escape(unit.name) + r": line (\d+):", said)
-    last = max((lines[0].start for lines in regions.locate(unit.source, unit.text).values()), default=1)
+    last = max((lines[0].start for lines in todo_regions.locate(unit.source, unit.text).values()), default=1)
     return [unit.name, int(named[-1]) if named else last, ""]
 
 
@@ -381,7 +381,7 @@ def named_places(words: str, units: list[lessons.Unit]) -> str:
         if unit is None:
             return found[0]
         number = int(found[1] or 0)
-        todo = regions.todo_at(unit.source, unit.text, number) if unit.source and number else None
+        todo = todo_regions.todo_at(unit.source, unit.text, number) if unit.source and number else None
         lines = unit.text.splitlines()
         # the function, or method of a class, that contains this line
         function = ".".join(name for name, begin, end in unit.outline.functions if begin <= number <= end)

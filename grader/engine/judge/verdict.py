@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from grader.engine.ranks.diagnose import Fault, Unjudged
-from grader.engine.walls import plain
+from grader.engine.walls import sanitize
 from utils import releases
 
 
@@ -238,4 +238,4 @@ def text(value: Any) -> str | None:
     """What was expected or seen, short enough to read."""
     if value is None:
         return None
-    return plain.plain_text(value if isinstance(value, str) else repr(value), 400)
+    return sanitize.plain_text(value if isinstance(value, str) else repr(value), 400)

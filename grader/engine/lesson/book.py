@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 import nbformat
 
-from grader.engine.lesson import build, lessons, regions, release, script_changes, tracks
+from grader.engine.lesson import build, lessons, todo_regions, release, script_changes, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
 # In this order, as far as they exist.
@@ -171,7 +171,7 @@ def entry(name: str, course: Path) -> str:
 def script_page(stem: str, course: Path) -> str:
     """A script's page: its docstring, its TODOs, its text unless it is sealed, its questions."""
     name = lessons.student_path(stem).relative_to(lessons.COURSE)
-    text = regions.compose(lessons.source_path(stem).read_text("utf-8"))
+    text = todo_regions.compose(lessons.source_path(stem).read_text("utf-8"))
     said = re.match(r'"""(.*?)"""', text, re.DOTALL)
     parts = [f"# {stem}", f"```text\n{said[1].strip()}\n```" if said else "", todo_list(stem)]
     if (course / name).is_file():

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from grader.engine.lesson import contents, lessons, regions, texts, tracks
-from utils.whole import write_whole
+from grader.engine.lesson import file_list, lessons, todo_regions, texts, tracks
+from utils.atomic_write import write_whole
 
 README = "README.md"
 AS_GIVEN = "nothing: it runs as given, on one device"  # of a lesson without TODOs
@@ -30,8 +30,8 @@ def student_files() -> dict[Path, str]:
     root = lessons.source_root()
     files: dict[Path, str] = {}
     for path in sorted([*root.glob("train/*.py"), *root.glob("sbatch/*.*")]):
-        regions.parse(path.read_text("utf-8"), _name(path))  # an error that names the file
-        files[path.relative_to(root)] = regions.compose(path.read_text("utf-8"))
+        todo_regions.parse(path.read_text("utf-8"), _name(path))  # an error that names the file
+        files[path.relative_to(root)] = todo_regions.compose(path.read_text("utf-8"))
     for path in sorted(root.glob("train/*.py")):
         for kind in lessons.BATCH:
             name = Path("sbatch") / f"{path.stem}{kind}"
@@ -40,7 +40,7 @@ def student_files() -> dict[Path, str]:
     for path in sorted(root.glob("notebooks/*.py")):
         from grader.engine.lesson import notebooks  # nbgrader takes seconds to import; scripts need none
 
-        regions.parse(path.read_text("utf-8"), _name(path))
+        todo_regions.parse(path.read_text("utf-8"), _name(path))
         notebook = notebooks.to_notebook(path.read_text("utf-8"), path.stem, released=True)
         files[path.relative_to(root).with_suffix(".ipynb")] = notebooks.to_json(notebook)
     return files
@@ -48,7 +48,7 @@ def student_files() -> dict[Path, str]:
 
 def batch_file(stem: str, kind: str) -> str:
     """The batch file of a script without its own: ddp_training's, solved."""
-    text = regions.without_todos(_batch_source(kind).read_text("utf-8"))
+    text = todo_regions.without_todos(_batch_source(kind).read_text("utf-8"))
     solved = f"# It is the batch file of {lessons.WITH_BATCH_TODOS}, solved.\n"
     text = re.sub(r"# As given(.|\n)*?(?=#(SBATCH|PBS))", solved, text, count=1)
     text = text.replace(f"#PBS -N {lessons.WITH_BATCH_TODOS}", f"#PBS -N {stem[:15]}")  # PBS accepts no longer name
@@ -95,10 +95,10 @@ def pages_to_write() -> dict[str, str]:
     tables = [
         (README, "lessons", lessons_table),
         (TEACHING, "tracks", tracks_tables),
-        (CONTRIBUTING, "signatures", contents.signatures),
-        (CONTRIBUTING, "files", contents.tree),
-        (FINDINGS, "findings", contents.findings),
-        (FINDINGS, "findings", contents.findings),
+        (CONTRIBUTING, "signatures", file_list.signatures),
+        (CONTRIBUTING, "files", file_list.tree),
+        (FINDINGS, "findings", file_list.findings),
+        (FINDINGS, "findings", file_list.findings),
     ]
     changed: dict[str, str] = {}
     for name, what, table in tables:
@@ -188,8 +188,8 @@ def _check_stem(stem: str) -> Iterator[str]:
     for path in lessons.sources(stem):
         name = _name(path)
         try:
-            found = regions.parse(path.read_text("utf-8"), name)
-        except regions.SourceError as error:
+            found = todo_regions.parse(path.read_text("utf-8"), name)
+        except todo_regions.SourceError as error:
             yield str(error)
             continue
         here: set[int] = set()  # TODOs that opened in this file; a batch file of each kind has them all
@@ -205,7 +205,7 @@ def _check_stem(stem: str) -> Iterator[str]:
                 yield f"{where} opens twice; write '# TODO {region.todo}, again:'"
             here.add(region.todo)
             start = "\n".join(region.student)
-            if regions.normalise("\n".join(region.solution)) == regions.normalise(start):
+            if todo_regions.normalise("\n".join(region.solution)) == todo_regions.normalise(start):
                 yield f"{where} starts as its solution"
             if path.suffix != ".py" and "raise NotImplementedError" in start:
                 yield f"{where} needs a STUDENT part: a batch file cannot raise"

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from grader.engine.lesson.parsing import NO_PYTHON, without_annotations
-from grader.engine.lesson.regions import attempted, code_lines, compose, locate, todo_at
+from grader.engine.lesson.todo_regions import attempted, code_lines, compose, locate, todo_at
 
 
 class Change(NamedTuple):

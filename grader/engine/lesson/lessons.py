@@ -18,7 +18,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from grader.engine.lesson import parsing, regions
+from grader.engine.lesson import parsing, todo_regions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -94,7 +94,7 @@ def titles(stem: str) -> dict[int, str]:
     """The lesson's TODOs in order: number -> title."""
     found: dict[int, str] = {}
     for source in sources(stem):
-        found = regions.titles(source.read_text("utf-8")) | found
+        found = todo_regions.titles(source.read_text("utf-8")) | found
     return dict(sorted(found.items()))
 
 
@@ -143,7 +143,7 @@ def package(stem: str) -> str:
 
 def lacking(stem: str) -> str:
     """One line that says how to install the additional package that a lesson needs, if it is missing; else ""."""
-    from utils.optional import lacks  # here, since nbgrader uses this module where utils/ is missing
+    from utils.optional_packages import lacks  # here, since nbgrader uses this module where utils/ is missing
 
     return lacks(package(stem)) if package(stem) else ""
 
@@ -219,7 +219,7 @@ def batch_units(stem: str, target: str | Path | None = None) -> list[Unit]:
     found = []
     for source in sources(stem):
         path, text = folder / "sbatch" / source.name, source.read_text("utf-8")
-        if source.suffix in BATCH and regions.titles(text) and path.is_file():
+        if source.suffix in BATCH and todo_regions.titles(text) and path.is_file():
             mine = path.read_bytes().decode("utf-8", errors="replace")  # with its ends of lines, which sbatch looks at
             try:
                 found.append(Unit(f"sbatch/{source.name}", parsing.of_likely_size(mine), text))

@@ -19,7 +19,7 @@ from nbgrader.preprocessors import (
 )
 from nbgrader.utils import is_solution
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 # The kernel that every installation has, so that the notebook opens anywhere.
 KERNEL = {"name": "python3", "display_name": "Parallel training", "language": "python"}
@@ -33,13 +33,13 @@ class ClearRegions(NbGraderPreprocessor):
     ) -> tuple[NotebookNode, dict[str, Any]]:
         if cell.cell_type != "code":
             return cell, resources
-        found = bool(regions.parse(cell.source, f"cell {cell_index + 1}"))
+        found = bool(todo_regions.parse(cell.source, f"cell {cell_index + 1}"))
         if found != is_solution(cell):
-            raise regions.SourceError(
+            raise todo_regions.SourceError(
                 f'cell {cell_index + 1}: a cell with a TODO region must be marked "solution": true, and no other may be'
             )
         if found:
-            cell.source = regions.compose(cell.source)
+            cell.source = todo_regions.compose(cell.source)
         return cell, resources
 
 

@@ -1,6 +1,6 @@
 """What parsers say of a student's file, as plain values.
 
-A stranger's file is parsed in its sandbox (`inside/reading.py`); other rooms only compare its lines.
+A stranger's file is parsed in its sandbox (`inside/read_submission.py`); other rooms only compare its lines.
 """
 
 import ast

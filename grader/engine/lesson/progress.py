@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from grader.engine.lesson import lessons, seals, tracks
+from grader.engine.lesson import lessons, sealed_lessons, tracks
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.tracks import Id
-from utils.whole import written_whole
+from utils.atomic_write import written_whole
 
 NUMBERING = "# TODO numbers of 2026-11-23"  # change it when TODOs of published lessons are renumbered
 LINE = re.compile(r"(\w+)/(\d+) (\w+)(?: hints=(\d+))?\s*$")
@@ -119,7 +119,7 @@ def open_todos(lesson: str, entries: dict[Id, Entry]) -> list[Id]:
 def track_map(name: str) -> list[str]:
     """A line for each lesson of a track, in rich's markup: its TODOs on the track, and how much is done."""
     entries, chosen = Progress().read(), tracks.members(name)
-    sealed = seals.sealed()
+    sealed = sealed_lessons.sealed()
     left = [todo for todo in chosen if entries.get(todo, Entry()).state != "pass"]
     lines = [
         f"{tracks.TRACKS[name].title}: {len(chosen)} TODOs, about {tracks.hours(tracks.minutes(chosen))};"
@@ -136,7 +136,7 @@ def track_map(name: str) -> list[str]:
             if still
             else ""
         )
-        name = f"{lesson}/{seals.runs(number for _, number in here)}"  # as `check` reads it
+        name = f"{lesson}/{sealed_lessons.runs(number for _, number in here)}"  # as `check` reads it
         lines.append(f"  {mark} {name:33} [dim]{rest}[/]")
     return lines
 
@@ -160,7 +160,7 @@ def lesson_map() -> list[str]:
                 + (f"[dim], about {tracks.hours(left)} left[/]" if left else "")
                 + (f"; {escape(lacking)}" if lacking else "")
             )
-    if sealed := seals.sealed():
+    if sealed := sealed_lessons.sealed():
         passed = right()
         for lesson, until in sealed.items():
             done = sum(todo in passed for todo in until)

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from grader.engine.lesson import build, lessons, reference, regions, seals, texts
+from grader.engine.lesson import build, lessons, reference_solution, todo_regions, sealed_lessons, texts
 
 # Only for instructors and maintainers.
 LEFT_OUT = ("solutions", "tests", "benchmarks", "findings", ".ci", ".github", ".workbook")
@@ -81,9 +81,12 @@ def release(folder: Path, selected: Sequence[str] | None = None, reveal: bool = 
         if reveal:
             todos = [(stem, number) for stem in released for number in lessons.titles(stem)]
             revealed = {
-                f"{stem}/{n}": seals.Sealed(reference.reference(stem, n), reference.after(stem, n)) for stem, n in todos
+                f"{stem}/{n}": sealed_lessons.Sealed(
+                    reference_solution.reference(stem, n), reference_solution.after(stem, n)
+                )
+                for stem, n in todos
             }
-            seals.seal_solutions(folder, revealed)
+            sealed_lessons.seal_solutions(folder, revealed)
         leaked = [str(found) for found in _scan(folder) if not found.by_design or found.lesson in released]
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,7 +138,7 @@ def _write(folder: Path, released: Sequence[str]) -> None:
     for stem in released:
         for source in lessons.sources(stem):
             start = folder / "grader" / "start" / source.relative_to(lessons.source_root())
-            _put(start, regions.strip_solutions(source.read_text("utf-8")))
+            _put(start, todo_regions.strip_solutions(source.read_text("utf-8")))
 
 
 def _seal(folder: Path, released: Sequence[str]) -> list[str]:
@@ -160,17 +163,17 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
                     files[stem] += _whole(module, taught)
                     opened_by.setdefault(stem, set()).update(todos)
     lines = []
-    for command, module in seals.COMMANDS.items():
+    for command, module in sealed_lessons.COMMANDS.items():
         if todos := given.get(folder / module):
             until = [f"{lesson}/{number}" for lesson, number in sorted(todos, key=_in_order)]
             packed = _whole(folder / module, taught)
             texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in packed}
-            seals.seal(folder, command, texts, until)
+            sealed_lessons.seal(folder, command, texts, until)
             lines.append(f"the command {command} is sealed until {_right(until)}: it has their answers")
     for stem in [stem for stem in released if stem in opened_by]:
         packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
         until = [f"{lesson}/{number}" for lesson, number in sorted(opened_by[stem], key=_in_order)]
-        seals.seal(folder, stem, packed, until)
+        sealed_lessons.seal(folder, stem, packed, until)
         names = ", ".join(dict.fromkeys(todo.partition("/")[0] for todo in until))
         lines.append(f"{stem} is sealed until {_right(until, names)}: it begins with their solutions")
         for path in _files_of(folder, stem):
@@ -201,7 +204,7 @@ def _given_away(module: Path, lesson: str, released: Sequence[str]) -> set[tuple
     todos, text = set(), module.read_text("utf-8")
     if lesson in released:
         only = TAUGHT_BY.search(text)
-        numbers = only[1].split() if only else regions.titles(lessons.source_path(lesson).read_text("utf-8"))
+        numbers = only[1].split() if only else todo_regions.titles(lessons.source_path(lesson).read_text("utf-8"))
         todos |= {(lesson, int(number)) for number in numbers}
     if earlier := GIVES_AWAY.search(text):
         for todo in earlier[1].split():
@@ -276,8 +279,8 @@ def _bodies() -> Iterator[tuple[str, int, str, int]]:
     """(lesson, TODO, significant characters, lines) for each solution to search for."""
     for stem in lessons.stems():
         for source in lessons.sources(stem):
-            for region in regions.parse(source.read_text("utf-8")):
-                lines = regions.normalise("\n".join(region.solution))
+            for region in todo_regions.parse(source.read_text("utf-8")):
+                lines = todo_regions.normalise("\n".join(region.solution))
                 body = "".join(lines).translate(INSIGNIFICANT)
                 start = "\n".join(region.student).translate(INSIGNIFICANT)
                 if len(body) >= TOO_SHORT and body not in start:
@@ -323,7 +326,7 @@ class _Haystack:
 @functools.lru_cache(maxsize=2000)  # a release is searched before it is sealed, and after
 def _haystacks(text: str) -> list[_Haystack]:
     """With comments, to find a body that is commented out; and without, to find one that contains comments."""
-    return [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(regions.code_lines(text))]
+    return [_Haystack(enumerate(text.split("\n"), start=1)), _Haystack(todo_regions.code_lines(text))]
 
 
 def _right(todos: list[str], of: str = "") -> str:

@@ -4,7 +4,7 @@ import ast
 import difflib
 import functools
 
-from grader.engine.lesson import lessons, regions
+from grader.engine.lesson import lessons, todo_regions
 
 AROUND = 2  # unchanged lines shown around a change
 
@@ -20,9 +20,9 @@ def told(stem: str) -> list[str]:
     """The lines of a finished script, without its docstring. A solution, also of an earlier lesson's TODO, is one line
     that names the TODO: readers have it before them, and other readers not yet.
     """
-    text = regions.without_todos(lessons.source_path(stem).read_text("utf-8"))
+    text = todo_regions.without_todos(lessons.source_path(stem).read_text("utf-8"))
     text = text.removeprefix(f'"""{ast.get_docstring(ast.parse(text), clean=False)}"""\n').lstrip("\n")
-    lines, code = text.split("\n"), list(regions.code_lines(text))
+    lines, code = text.split("\n"), list(todo_regions.code_lines(text))
     for todo, body in solutions():
         for at in range(len(code) - len(body), -1, -1):
             if [line for _, line in code[at : at + len(body)]] == body:
@@ -42,7 +42,7 @@ def solutions() -> list[tuple[str, list[str]]]:
     found = []
     for stem in lessons.stems():
         if not lessons.is_notebook(stem):
-            for region in regions.parse(lessons.source_path(stem).read_text("utf-8")):
-                if body := regions.normalise("\n".join(region.solution)):
+            for region in todo_regions.parse(lessons.source_path(stem).read_text("utf-8")):
+                if body := todo_regions.normalise("\n".join(region.solution)):
                     found.append((f"{stem}/{region.todo}", body))
     return sorted(found, key=lambda solution: -len(solution[1]))

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from grader.engine.lesson import lessons, seals, texts
+from grader.engine.lesson import lessons, sealed_lessons, texts
 
 Id = tuple[str, int]  # lesson, TODO
 
@@ -39,7 +39,7 @@ def efforts(stem: str) -> dict[int, Effort]:
 
 def members(name: str) -> list[Id]:
     """The TODOs of a track, in course order, as far as this copy of the course has their lessons."""
-    here = {*lessons.stems(), *seals.sealed()}
+    here = {*lessons.stems(), *sealed_lessons.sealed()}
     found = []
     for part in TRACKS[name].todos:
         stem, _, numbers = part.partition("/")

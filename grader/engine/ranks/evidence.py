@@ -8,7 +8,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from grader.engine.walls.plain import plain_bytes
+from grader.engine.walls.sanitize import plain_bytes
 
 # Bytes of one rank's evidence: a check needs a megabyte of tensors and some kilobytes of JSON, which may take fifty
 # times as much in memory.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grader.engine.lesson import lessons
-from grader.engine.ranks import backends, keeper
-from grader.engine.ranks.connection import Connection, ServerGone
+from grader.engine.ranks import backends, kept_server
+from grader.engine.ranks.server_connection import Connection, ServerGone
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.run import Run
@@ -90,7 +90,7 @@ class Runner:
         try:
             self.server.await_ready()
         except ServerGone as gone:  # no rank had been started yet
-            why = f"{keeper.last_words()} (more in {keeper.log()})" if self.server.kept else gone
+            why = f"{kept_server.last_words()} (more in {kept_server.log()})" if self.server.kept else gone
             raise RuntimeError(f"the fork-server does not start: {why}") from None
         inside = self.server.sandbox
         folder = Path(tempfile.mkdtemp(prefix="wb-", dir=inside and inside.seen))

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from grader.engine.ranks import events, limits, pulse
-from grader.engine.ranks.connection import Connection
+from grader.engine.ranks import events, sandbox_limits, cpu_time
+from grader.engine.ranks.server_connection import Connection
 from grader.engine.ranks.diagnose import Diagnosis, Fault, Unjudged, Where, place
-from grader.engine.ranks.endings import Endings
+from grader.engine.ranks.rank_endings import Endings
 from grader.engine.ranks.job import Job
-from grader.engine.ranks.pulse import TICK, Pulse
+from grader.engine.ranks.cpu_time import TICK, Pulse
 from grader.engine.ranks.run import Run
-from grader.engine.ranks.traces import Traces
+from grader.engine.ranks.run_files import Traces
 
 PATIENCE = 0.3  # seconds of the ranks' own time to wait for more ranks at a call that is already wrong
 # The most bytes and events that a rank may report in one run; right answers need 290,000 bytes and 2,100 events.
@@ -299,14 +299,14 @@ class Session:
         """The fault of a submission that exceeds its limits, or that ends only with its sandbox."""
         if self.server.sandbox is None:
             return None
-        fault = limits.beyond(self.server)
+        fault = sandbox_limits.beyond(self.server)
         self.lost = self.lost or fault is not None
         return fault
 
     def collect(self) -> None:
         """What the ranks have left, at the end of a call."""
         if self.server.sandbox and not self.on_gpu:
-            self.run.posted = limits.posted(self.traces.folder / "store")
+            self.run.posted = sandbox_limits.posted(self.traces.folder / "store")
         self.traces.collect(self.run)
 
     def look(self) -> Fault | None:
@@ -329,7 +329,7 @@ class Session:
         try:
             return self.pulse.look(living, waiting, complete, where_now, elsewhere)
         except Unjudged:
-            if self.server.sandbox and (fault := limits.crowded_out(self.server, self.pids, pulse.STARVED)):
+            if self.server.sandbox and (fault := sandbox_limits.crowded_out(self.server, self.pids, cpu_time.STARVED)):
                 self.lost = True
                 return fault
             raise

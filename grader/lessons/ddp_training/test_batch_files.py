@@ -11,7 +11,17 @@
 TODOs 14 – 18 are in ddp_training.sbatch and in ddp_training.pbs; one of the two is enough.
 """  # noqa: E501
 
-from grader.kit import LOCAL, batch, check_launches, expect, first_node, header, is_first_node, stand_ins, todo
+from grader.kit import (
+    LOCAL,
+    batch_file,
+    check_launches,
+    expect,
+    first_node,
+    batch_header,
+    is_first_node,
+    stand_ins,
+    todo,
+)
 
 # ---------------------------------------------------------------------------------------------------
 # TODOs 14–18: the batch files, run by stand-ins of the schedulers' commands (grader/engine/jobs/)
@@ -21,33 +31,33 @@ from grader.kit import LOCAL, batch, check_launches, expect, first_node, header,
 def test_todo14_gpus(student):
     for unit in student.batch_files(14):
         if unit.name.endswith(".sbatch"):
-            seen = header.gpus_asked(unit.text)
+            seen = batch_header.gpus_asked(unit.text)
         else:
             student.submit(unit, 1)
-            seen = batch.number_or_zero(student.variable("GPUS"))
+            seen = batch_file.number_or_zero(student.variable("GPUS"))
             expect(
                 student.variable("GPUS"),
                 f"{unit.name} does not tell its processes GPUS: is it exported?",
-                header.GPUS,
+                batch_header.GPUS,
                 "no GPUS in the environment",
             )
         expect(
-            seen == header.GPUS,
+            seen == batch_header.GPUS,
             f"{unit.name} asks for {seen} GPU{'s' if seen != 1 else ''} per node{slip(unit)}",
-            f"{header.GPUS} GPUs",
+            f"{batch_header.GPUS} GPUs",
             f"{seen}",
         )
 
 
 def slip(unit):
     """A likely reason why a directive does not mean what was intended."""
-    found = header.slip(unit.text)
+    found = batch_header.slip(unit.text)
     return f": {found}" if found else ""
 
 
 @todo(15, needs=(14,))
 def test_todo15_visible(student):
-    right = [str(n) for n in range(header.GPUS)]
+    right = [str(n) for n in range(batch_header.GPUS)]
     for unit in student.batch_files(15):
         for nodes in stand_ins.JOBS:
             for ranks in student.submit(unit, nodes):
@@ -55,7 +65,7 @@ def test_todo15_visible(student):
                 expect(
                     sorted(set(ranks.visible)) == right,
                     f"by {unit.name} the processes see GPU {', '.join(ranks.visible) or 'none'}; {of} has"
-                    f" {header.GPUS}",
+                    f" {batch_header.GPUS}",
                     f"GPUs {', '.join(right)}",
                     ", ".join(ranks.visible),
                 )
@@ -127,15 +137,15 @@ def test_todo17_launch(student):
 @todo(18)
 def test_todo18_nodes(student):
     for unit in student.batch_files(18):
-        seen = header.nodes_asked(unit.text)
+        seen = batch_header.nodes_asked(unit.text)
         expect(
             seen == 2, f"{unit.name} asks for {seen} node{'s' if seen != 1 else ''}{slip(unit)}", "2 nodes", f"{seen}"
         )
-        if "gpus" in header.header(unit.text):
-            a_node = header.gpus_asked(unit.text)
+        if "gpus" in batch_header.header(unit.text):
+            a_node = batch_header.gpus_asked(unit.text)
             expect(
-                a_node == header.GPUS,
+                a_node == batch_header.GPUS,
                 f"{unit.name} asks for {a_node} GPUs per node: --gpus counts the GPUs of the whole job",
-                f"{header.GPUS} on each",
+                f"{batch_header.GPUS} on each",
                 f"{a_node} on each",
             )

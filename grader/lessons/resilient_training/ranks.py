@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from grader.kit import Reporter, ends, mains_on_rank, mark, next_world
+from grader.kit import Reporter, job_endings, mains_on_rank, mark, next_world
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: whole or not there
@@ -584,4 +584,4 @@ FAILURES = {
 
 
 def ends_on_rank(code, rank, world, text, kind):
-    return {how: ends.run(text, kind, "resilient_training", how) for how in ends.WAYS}
+    return {how: job_endings.run(text, kind, "resilient_training", how) for how in job_endings.WAYS}

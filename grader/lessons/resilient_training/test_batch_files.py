@@ -9,7 +9,7 @@
 import math
 import re
 
-from grader.kit import check_launches, expect, header, hinted, todo
+from grader.kit import check_launches, expect, batch_header, hinted, todo
 
 from .ranks import ends_on_rank
 
@@ -134,9 +134,9 @@ def check_told(unit, seen):
 def notice_of(unit, seen):
     """Seconds from the signal to the limit, and the least allowed."""
     if unit.name.endswith(".sbatch"):
-        seconds = header.header(unit.text).get("signal", "").rpartition("@")[2]
+        seconds = batch_header.header(unit.text).get("signal", "").rpartition("@")[2]
         return (int(seconds) if seconds.isdecimal() else 60), 60
-    hours, minutes, seconds = (int(part) for part in header.header(unit.text)["walltime"].split(":"))
+    hours, minutes, seconds = (int(part) for part in batch_header.header(unit.text)["walltime"].split(":"))
     return 3600 * hours + 60 * minutes + seconds - max(map(seconds_of, seen["after"]), default=0), 60
 
 
