@@ -30,22 +30,6 @@ def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
         (tmp_path / f"{name}.md").write_text(text)
         plain = "\n".join(line[1:] for line in text.split("\n"))  # without the marks of a diff
         (tmp_path / f"{name}-plain.md").write_text(plain)
-    assert list(release.search(sorted(tmp_path.iterdir()), tmp_path)) == []
-
-
-def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
-    """Each is the one before it with a few changes, and their solutions are named, not shown."""
-    page = (COURSE / book.FRAME / "changes.md").read_text("utf-8")
-    pairs = re.findall(r'{{ diff\("(\w+)", "(\w+)"\) }}', page)
-    assert [after for _, after in pairs[:-1]] == [before for before, _ in pairs[1:]] and len(pairs) == 6
-    diffs = {after: script_changes.diff(before, after) for before, after in pairs}
-    first = diffs["ddp_training"].split("\n")
-    assert "+from torch.nn.parallel import DistributedDataParallel" in first
-    assert "+    ...  # the solution of ddp_training/4" in first
-    for name, text in diffs.items():
-        (tmp_path / f"{name}.md").write_text(text)
-        plain = "\n".join(line[1:] for line in text.split("\n"))  # without the marks of a diff
-        (tmp_path / f"{name}-plain.md").write_text(plain)
     assert release.leaks(tmp_path) == []
 
 

@@ -129,7 +129,7 @@ def test_a_crash_in_a_later_region_is_told_what_is_asked_there(runner, tmp_path)
     own = todo_regions.solutions(source, 1)
     for body, hint in (
         ([own[0], "raise RuntimeError('no samplers')"], "What the TODO asks there: the samples. As given, each rank"),
-        (["raise RuntimeError('no mesh')", own[1]], checks_of(check_module("tp_training"))[0].todo.hints[0]),
+        (["raise RuntimeError('no mesh')", own[1]], checks_of("tp_training")[0].todo.hints[0]),
     ):
         text = todo_regions.compose(source, [1], {1: body})
         (tmp_path / "train" / "tp_training.py").write_text(text, "utf-8")

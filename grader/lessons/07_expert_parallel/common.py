@@ -144,3 +144,29 @@ def traffic(chosen, place, each, row_bytes):
         rows(other, place) for other in range(len(chosen)) if other != place
     ]
     return row_bytes * sum(pair[0] for pair in pairs), row_bytes * sum(pair[1] for pair in pairs)
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is right, on one process
+
+
+def load_of(chosen, experts):
+    return [sum(row.count(e) for row in chosen) for e in range(experts)]
+
+
+def right_drop(chosen, experts, limit):
+    """Slot by slot: first choices of all tokens, then second ones."""
+    kept, taken = [[-1] * len(row) for row in chosen], [0] * experts
+    for j in range(len(chosen[0]) if chosen else 0):
+        for n, row in enumerate(chosen):
+            if row[j] >= 0 and taken[row[j]] < limit:
+                kept[n][j] = row[j]
+                taken[row[j]] += 1
+    return kept
+
+
+def right_balance(parts, experts, k):
+    """Of all tokens in `parts`, (probabilities, choices)."""
+    probs, chosen = (torch.cat([part[i] for part in parts]) for i in range(2))
+    f = torch.stack([(chosen == e).sum() for e in range(experts)]).double() / (len(chosen) * k)
+    return experts * (f * probs.double().mean(dim=0)).sum()

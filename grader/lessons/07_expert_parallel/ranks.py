@@ -257,21 +257,6 @@ def combined_on_rank(code, rank, world, trials):
 # TODO 5: capacity
 
 
-def load_of(chosen, experts):
-    return [sum(row.count(e) for row in chosen) for e in range(experts)]
-
-
-def right_drop(chosen, experts, limit):
-    """Slot by slot: first choices of all tokens, then second ones."""
-    kept, taken = [[-1] * len(row) for row in chosen], [0] * experts
-    for j in range(len(chosen[0]) if chosen else 0):
-        for n, row in enumerate(chosen):
-            if row[j] >= 0 and taken[row[j]] < limit:
-                kept[n][j] = row[j]
-                taken[row[j]] += 1
-    return kept
-
-
 def dropped_on_rank(code, rank, world, trials):
     seen = []
     for chosen, shape, experts, limit, factor, shares in trials:
@@ -306,13 +291,6 @@ def balanced_on_rank(code, rank, world, seed, n, experts, k):
     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.dim() == 0:
         loss.backward()
     return found | {"grad": "none" if probs.grad is None else probs.grad}
-
-
-def right_balance(parts, experts, k):
-    """Of all tokens in `parts`, (probabilities, choices)."""
-    probs, chosen = (torch.cat([part[i] for part in parts]) for i in range(2))
-    f = torch.stack([(chosen == e).sum() for e in range(experts)]).double() / (len(chosen) * k)
-    return experts * (f * probs.double().mean(dim=0)).sum()
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -376,11 +354,7 @@ WORDS, LENGTH, SEQUENCES, WEIGHT, STEPS = 29, 8, 2, 0.1, 3
 
 
 class Whole(nn.Module):
-    """The serial mixture, with the attributes that the notebook's `ParallelMixture` takes. It keeps what it did.
-    `limit`: in place of the one that follows from the tokens.
-    """
-
-    limit = None
+    """What a mixture on one process holds: the attributes that the notebook's `ParallelMixture` takes."""
 
     def __init__(self, dim, experts, k, factor, shares):
         super().__init__()
@@ -388,36 +362,12 @@ class Whole(nn.Module):
         self.router = nn.Parameter(torch.randn(experts, dim) / math.sqrt(dim))
         self.experts = nn.ModuleList(MLP(dim) for _ in range(experts))
 
-    def forward(self, x):
-        h = x.flatten(0, 1)
-        logits = h @ self.router.T
-        probs = logits.softmax(dim=1)
-        chosen = logits.argsort(dim=1, descending=True, stable=True)[:, : self.k]
-        gates = probs.gather(1, chosen)
-        gates = gates if self.k == 1 else gates / gates.sum(dim=1, keepdim=True)
-        self.balance = right_balance([(probs, chosen)], len(self.experts), self.k)
-        self.margin = margin(logits.detach(), self.k)
-        each = len(h) // self.shares
-        shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
-        self.load = [load_of(share, len(self.experts)) for share in shares]
-        if self.factor is not None:
-            limit = self.limit or math.ceil(self.factor * each * self.k / len(self.experts))
-            self.last_limit = limit
-            shares = [right_drop(share, len(self.experts), limit) for share in shares]
-        self.kept = shares
-        index = torch.tensor([row for share in shares for row in share])
-        out = torch.zeros_like(h)
-        for number, expert in enumerate(self.experts):
-            # Dense: all tokens, most times zero.
-            out = out + ((index == number) * gates).sum(dim=1, keepdim=True) * expert(h)
-        return out.view_as(x)
 
-
-def lm(experts, k, factor, shares):
+def lm(experts, k, factor, shares, mixture=Whole):
     torch.manual_seed(5)
     model = TransformerLM(WORDS, dim=WIDTH, n_heads=2, n_layers=2, max_len=LENGTH)
     for block in model.blocks:
-        block.mlp = Whole(WIDTH, experts, k, factor, shares)
+        block.mlp = mixture(WIDTH, experts, k, factor, shares)
     return model
 
 

@@ -24,8 +24,8 @@ from grader.kit import (
     todo,
 )
 
-from .common import HINTS, choices
-from .ranks import balance_inputs, balanced_on_rank, dropped_on_rank, right_balance, right_drop
+from .common import HINTS, choices, right_balance, right_drop
+from .ranks import balance_inputs, balanced_on_rank, dropped_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 5: capacity

@@ -15,8 +15,8 @@ import torch
 
 from grader.kit import check_shape, check_tensor, count_of, expect, hinted, mixed_dtypes, near, todo
 
-from .common import MARGIN, REL, check_gradients, check_work, choices, right_mixture
-from .ranks import Expert, gates_for, generator, load_of, margin, mixed_on_rank, route_inputs, routed_on_rank
+from .common import MARGIN, REL, check_gradients, check_work, choices, load_of, right_mixture
+from .ranks import Expert, gates_for, generator, margin, mixed_on_rank, route_inputs, routed_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: the router

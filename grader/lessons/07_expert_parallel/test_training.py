@@ -12,7 +12,7 @@ import torch
 
 from grader.kit import Private, cases, check_sent, check_tensor, count_of, expect, hinted, near, todo
 
-from .common import HINTS, MARGIN, NEEDED, traffic
+from .common import HINTS, MARGIN, NEEDED, load_of, right_balance, right_drop, traffic
 from .ranks import (
     LENGTH,
     OWN,
@@ -22,11 +22,13 @@ from .ranks import (
     STEPS,
     WEIGHT,
     WIDTH,
+    Whole,
     averaged_on_rank,
     gradients_for,
     grouped_on_rank,
     lm,
     lm_batch,
+    margin,
     trained_on_rank,
 )
 
@@ -138,9 +140,39 @@ def check_groups(student, world, spread):
 # TODO 9: the course's model
 
 
+class SerialMixture(Whole):
+    """The mixture on one process. It keeps what it did. `limit`: in place of the one that follows from the tokens."""
+
+    limit = None
+
+    def forward(self, x):
+        h = x.flatten(0, 1)
+        logits = h @ self.router.T
+        probs = logits.softmax(dim=1)
+        chosen = logits.argsort(dim=1, descending=True, stable=True)[:, : self.k]
+        gates = probs.gather(1, chosen)
+        gates = gates if self.k == 1 else gates / gates.sum(dim=1, keepdim=True)
+        self.balance = right_balance([(probs, chosen)], len(self.experts), self.k)
+        self.margin = margin(logits.detach(), self.k)
+        each = len(h) // self.shares
+        shares = [chosen[first : first + each].tolist() for first in range(0, len(h), each)]
+        self.load = [load_of(share, len(self.experts)) for share in shares]
+        if self.factor is not None:
+            limit = self.limit or math.ceil(self.factor * each * self.k / len(self.experts))
+            self.last_limit = limit
+            shares = [right_drop(share, len(self.experts), limit) for share in shares]
+        self.kept = shares
+        index = torch.tensor([row for share in shares for row in share])
+        out = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            # Dense: all tokens, most times zero.
+            out = out + ((index == number) * gates).sum(dim=1, keepdim=True) * expert(h)
+        return out.view_as(x)
+
+
 def serial(seeds, experts, k, factor):
     """One process that has all ranks' batches: losses, first gradients, last weights; what was routed in step 1."""
-    model = lm(experts, k, factor, len(seeds))
+    model = lm(experts, k, factor, len(seeds), SerialMixture)
     first = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses, gradients, smallest, kept, load, dropped = [], {}, math.inf, [], [], 0
