@@ -111,12 +111,8 @@ def check(
     if json:
         write_whole(json, dumps([verdict.as_dict() for verdict in found], indent=2) + "\n")
     passed = sum(verdict.passed for verdict in found)
-    if (
-        what
-        and len(found) == passed == 1
-        and folder is None
-        and reference_solution.reference(found[0].lesson, found[0].todo)
-    ):
+    alone = what and len(found) == passed == 1 and folder is None
+    if alone and reference_solution.reference(found[0].lesson, found[0].todo):
         say_reference(found[0].lesson, found[0].todo)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
