@@ -244,6 +244,19 @@ def test_of_an_archive_no_more_is_read_than_the_limits_say(tmp_path, monkeypatch
         assert bool(said["refused"]) is not taken
 
 
+def test_of_a_folder_no_more_is_read_than_the_limit_says(tmp_path, monkeypatch, runner):
+    """Names that say nothing: each would have to be looked into."""
+    monkeypatch.setattr(submissions, "MOST_ARCHIVE", 50_000)
+    hostile.brothers.write(tmp_path, hostile.brothers.RIGHT)
+    for number in range(4):
+        (tmp_path / f"{number}.ipynb").write_bytes(b"{" * 20_000)
+    (tmp_path / "b.zip").write_bytes(b"PK\3\4" + bytes(50_000))
+    taken = submissions.take([tmp_path], [hostile.corpus.LESSON], runner)
+    assert list(taken.files) == [hostile.corpus.NOTEBOOK]
+    unread = [line.partition(":")[0] for line in taken.refused if "not read" in line]
+    assert unread == ["2.ipynb", "3.ipynb", "b.zip"], taken.refused
+
+
 def test_code_of_an_unlikely_size_is_not_parsed(monkeypatch):
     for limit in ("MOST_CODE", "MOST_LINES", "MOST_CELLS"):
         with monkeypatch.context() as patch:

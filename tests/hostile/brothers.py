@@ -233,20 +233,6 @@ def many_zips(path: Path) -> None:
     zipped(*((f"{number}.zip", inner) for number in range(1000)))(path)
 
 
-def bombs(name: Callable[[int], str], content: bytes, count: int, *others) -> Callable[[Path], None]:
-    """A zip with the same content under many names."""
-    return lambda path: zipped(*others, *((name(number), content) for number in range(count)))(path)
-
-
-def folder_of_bombs(path: Path) -> None:
-    """Sparse: nothing lies on the disk."""
-    write(path, RIGHT)
-    for name in ("a.ipynb", "b.zip", *(f"{number}.ipynb" for number in range(40))):
-        with open(path / name, "wb") as file:
-            file.write(b"PK\3\4" if name == "b.zip" else b"{")
-            file.truncate((400 if name[0] in "ab" else 4) << 20)
-
-
 def links_inside(path: Path) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -578,30 +564,6 @@ BROTHERS = [
         many_zips,
         marks=1,
         says="more than 16 archives",
-    ),
-    Attack(
-        "a bomb in a zip",
-        "inner archives of 10 MB each, packed in 10 KB",
-        "150 MB are read of archives, at most",
-        bombs(lambda number: f"{number}.zip", b"PK\3\4" + bytes(10 << 20), 80),
-        says="the submission is too large",
-        state="refused",
-    ),
-    Attack(
-        "a bomb of notebooks",
-        "of 4 MB each, whose names say nothing",
-        "150 MB are read of archives, at most",
-        bombs(lambda number: f"{number}.ipynb", bytes(4 << 20), 100, (NOTEBOOK, RIGHT)),
-        marks=1,
-        says="the submission is too large",
-    ),
-    Attack(
-        "a folder of bombs",
-        "notebooks and archives of 400 MB, whose names say nothing",
-        "50 MB are read of a folder's, at most",
-        folder_of_bombs,
-        marks=1,
-        says="not read",
     ),
     Attack(
         "links in an inner archive",
