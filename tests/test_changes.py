@@ -50,12 +50,16 @@ def main(rank: int) -> None:
 '''
 
 
+def changed(source: str, edited: str) -> list[changes.Change]:
+    return changes.changed_elsewhere(source, edited, parsing.outline(edited).statements)
+
+
 def told(*swaps: tuple[str, str]) -> list[str]:
     text = todo_regions.compose(SOURCE, (1, 2))
     for old, new in swaps:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return [change.text for change in changes.changed_elsewhere(SOURCE, text)]
+    return [change.text for change in changed(SOURCE, text)]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +126,14 @@ def test_no_lesson_needs_its_docstrings_and_annotations(lesson):
         given = parsing.without_magics(todo_regions.compose(cell))
         if given == todo_regions.compose(cell):
             some += undressed(given) != given
-            assert changes.changed_elsewhere(cell, undressed(given)) == [], cell[:80]
+            assert changed(cell, undressed(given)) == [], cell[:80]
     assert some
 
 
 def test_the_students_code_is_kept_where_the_course_is_brought_back():
     mine = todo_regions.compose(SOURCE, (), {1: "print(rank + 1)", 2: "rank + 1,"})
     edited = mine.replace("import os\n", "").replace("total: int = 0", "total = 1")
-    assert changes.changed_elsewhere(SOURCE, edited) and changes.brought_back(SOURCE, edited) == mine
+    assert changed(SOURCE, edited) and changes.brought_back(SOURCE, edited) == mine
     assert changes.brought_back(SOURCE, "") == todo_regions.compose(SOURCE, (), {1: "", 2: ""})
 
 

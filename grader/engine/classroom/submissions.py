@@ -113,13 +113,23 @@ def cells_of(values: Any) -> list[Cell]:
     """Cells from the values that their reader left. Raises Refused if these make no sense."""
     cells = []
     try:
-        for cell_id, key, code, locked, text, (error, line, functions) in values:
+        for cell_id, key, code, locked, text, (error, line, functions, statements) in values:
             spans = [[str(name), int(first), int(last)] for name, first, last in functions]
-            outline = Outline(str(error), int(line), spans)
+            outline = Outline(str(error), int(line), spans, statements_of(statements, str(text).count("\n") + 1))
             cells.append(Cell(str(cell_id), str(key), bool(code), bool(locked), str(text), outline))
     except (TypeError, ValueError, OverflowError):
         raise Refused("what its reader left makes no sense") from None
     return cells
+
+
+def statements_of(values: Any, lines: int) -> list[list] | None:
+    """An outline's statements, of a text with so many lines. Raises ValueError if these make no sense."""
+    if values is None:
+        return None
+    found = [[int(first), int(last), int(depth), str(code)] for first, last, depth, code in values]
+    if not all(1 <= first <= last <= lines for first, last, *_ in found):
+        raise ValueError("a statement outside of the text")
+    return found
 
 
 def read_inside(

@@ -366,7 +366,7 @@ class Judge:
             elif not unit.text.strip():
                 mine = [changes.Change(0, f"the cell “{first}” is gone", True)]
             else:
-                mine = changes.changed_elsewhere(unit.source, unit.text)
+                mine = changes.changed_elsewhere(unit.source, unit.text, unit.outline.statements)
                 if unit in moved:
                     mine.insert(0, changes.Change(0, f"the cell “{first}” is in another place", True))
             file, _, cell = unit.name.partition(", cell")

@@ -1,7 +1,7 @@
 """What a student has changed outside the TODOs, and which TODO's code is no Python.
 
 What cannot change a result does not count: where a file is Python, its statements are compared, without docstrings and
-annotations, in one spelling. All else is compared line by line.
+annotations, in one spelling (`statements.py`). All else is compared line by line. No student's code is parsed here.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from grader.engine.lesson.parsing import NO_PYTHON, without_annotations
+from grader.engine.lesson.parsing import outline
 from grader.engine.lesson.todo_regions import attempted, code_lines, compose, locate, todo_at
 
 
@@ -24,19 +24,21 @@ class Change(NamedTuple):
     given: bool  # a given line was changed or removed; otherwise it was added
 
 
-def changed_elsewhere(source: str, edited: str) -> list[Change]:
+def changed_elsewhere(source: str, edited: str, statements: Sequence[Sequence] | None = None) -> list[Change]:
     """Lines of code outside all regions that were added or changed, and given ones that are missing. Indentation
     counts: a line that is moved into an `if` does something different. What cannot change a result does not count:
     docstrings, annotations, comments, and how a statement is wrapped and quoted.
+
+    Args:
+        statements: those of `edited`, as in an `Outline`; None for what is not Python, and so compared line by line.
     """
     given = compose(source)
     if edited == given:
         return []
-    trees = [_parsed(text) for text in (given, edited)]
-    by_statement = None not in trees
+    both = outline(given).statements, statements
     old, new = (
-        list(_statements_outside(source, text, tree) if by_statement else _lines_outside(source, text))
-        for text, tree in zip((given, edited), trees)
+        list(_lines_outside(source, text) if None in both else _statements_outside(source, text, theirs))
+        for text, theirs in zip((given, edited), both)
     )
     matcher = SequenceMatcher(None, [piece.key for piece in old], [piece.key for piece in new], False)
     found = []
@@ -87,79 +89,17 @@ def _inside(source: str, text: str) -> set[int]:
     return {line for lines in locate(source, text).values() for piece in lines for line in piece}
 
 
-def _parsed(text: str) -> ast.Module | None:
-    """None for what is not Python, such as a batch file."""
-    try:
-        return ast.parse(text)
-    except NO_PYTHON:
-        return None
-
-
-def _statements_outside(source: str, text: str, tree: ast.Module) -> Iterator[Piece]:
+def _statements_outside(source: str, text: str, statements: Sequence[Sequence]) -> Iterator[Piece]:
     """The statements outside all regions, in order; of one with a region inside it, the lines around that."""
     inside, lines = _inside(source, text), text.split("\n")
     plain = dict(code_lines(text))
-    for statement, depth, opens in _statements(tree):
-        first, last = _span(statement)
+    for first, last, depth, code in statements:
         rows = range(first, last + 1)
         if inside.isdisjoint(rows):
-            if code := _code(statement):
-                yield Piece(first, lines[first - 1 : last], depth, opens + code)
+            if code:
+                yield Piece(first, lines[first - 1 : last], depth, code)
         else:
             yield from (Piece(n, [lines[n - 1]], depth, plain[n]) for n in rows if n in plain and n not in inside)
-
-
-BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # the fields of a node that hold statements
-
-
-def _statements(
-    parent: ast.AST, depth: int = 0, in_class: bool = False
-) -> Iterator[tuple[ast.stmt | ast.excepthandler | ast.match_case, int, str]]:
-    """All statements below a node: with their depth, and the name of the block that they open ("else", …). A class
-    keeps its annotations, which may be its fields.
-    """
-    for field in BLOCKS:
-        opens = f"{field}: " if field in ("orelse", "finalbody") else ""
-        for statement in getattr(parent, field, ()):
-            if not in_class and isinstance(statement, ast.AnnAssign):
-                assigned = ast.Assign([statement.target], statement.value) if statement.value else ast.Pass()
-                statement = ast.copy_location(assigned, statement)
-            yield statement, depth, opens
-            yield from _statements(statement, depth + 1, isinstance(statement, ast.ClassDef))
-            opens = ""
-
-
-def _span(statement: ast.AST) -> tuple[int, int]:
-    """The first and the last line of a statement; of a compound one, of its head."""
-    if not hasattr(statement, "body"):
-        return statement.lineno, statement.end_lineno
-    head = [part for name, value in ast.iter_fields(statement) if name not in BLOCKS for part in _nodes(value)]
-    rows = [node.lineno for part in head for node in ast.walk(part) if hasattr(node, "lineno")]
-    first = getattr(statement, "lineno", None) or min(rows)
-    return min([first, *rows]), max([first, *rows])
-
-
-def _nodes(value: object) -> list[ast.AST]:
-    return [part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST)]
-
-
-def _code(statement: ast.AST) -> str:
-    """A statement in one spelling, without annotations; "" if it does nothing, as a docstring. Of a compound one, its
-    head.
-    """
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return ""
-    if not hasattr(statement, "body"):
-        return "" if isinstance(statement, ast.Pass) else ast.unparse(statement)
-    empty = {name: [] for name in BLOCKS if hasattr(statement, name)} | {"body": [ast.Pass()]}
-    head = type(statement)(**dict(ast.iter_fields(statement)) | empty)
-    if isinstance(head, ast.Try):
-        return "try:"
-    if isinstance(head, ast.Match):
-        return f"match {ast.unparse(head.subject)}:"
-    if isinstance(head, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        head.args, head.returns = without_annotations(head.args), None
-    return ast.unparse(ast.copy_location(head, statement) if hasattr(statement, "lineno") else head)
 
 
 def brought_back(source: str, edited: str) -> str:

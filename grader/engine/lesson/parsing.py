@@ -4,12 +4,13 @@ A stranger's file is parsed in its sandbox (`inside/read_submission.py`); other 
 """
 
 import ast
-import copy
 import functools
 import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grader.engine.lesson.statements import statements, without_annotations
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -34,6 +35,7 @@ class Outline(NamedTuple):
     error: str  # why it does not compile; "" if it does
     line: int  # 1-based, of the error
     functions: list[list]  # [name, first line, last line] of each function and class, from the outermost inwards
+    statements: list[list] | None  # [first line, last line, depth, code], see `statements`; None if it does not parse
 
 
 class Cell(NamedTuple):
@@ -104,16 +106,16 @@ def edited(cell: Cell, source: str) -> Cell:
 def outline(code: str) -> Outline:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nodes, error, line = [], "", 0
+        nodes, all_of_them, error, line = [], None, "", 0
         try:
             tree = ast.parse(code)
-            nodes = list(ast.walk(tree))
+            nodes, all_of_them = list(ast.walk(tree)), list(statements(tree))
             compile(tree, "<source>", "exec", dont_inherit=True)
         except NO_PYTHON as problem:
             error = f"{type(problem).__name__}: {getattr(problem, 'msg', problem)}"
             line = getattr(problem, "lineno", None) or 1
     named = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return Outline(error, line, [[node.name, node.lineno, node.end_lineno] for node in named])
+    return Outline(error, line, [[node.name, node.lineno, node.end_lineno] for node in named], all_of_them)
 
 
 def without_magics(code: str) -> str:
@@ -126,6 +128,7 @@ def without_magics(code: str) -> str:
         return "\n".join(f"{m.group(1)}pass" if (m := MAGIC.match(line)) else line for line in lines)
 
 
+LONGEST_LINE = 500  # characters
 ANNOTATED = re.compile(r"(async )?def |\*{0,2}\w+: |\) ->")  # how a line begins that may have annotations
 
 
@@ -133,7 +136,7 @@ ANNOTATED = re.compile(r"(async )?def |\*{0,2}\w+: |\) ->")  # how a line begins
 def bare(line: str) -> str:
     """A line of code without indentation and annotations: the head of a function or a part of it, or an assignment."""
     text = line.strip()
-    if not ANNOTATED.match(text):
+    if len(text) > LONGEST_LINE or not ANNOTATED.match(text):
         return text
     for before, after in (("", ""), ("", " pass"), ("def f(", " pass"), ("def f(", "): pass")):
         try:
@@ -148,15 +151,6 @@ def bare(line: str) -> str:
             return inside if before else f"def {statement.name}({inside}):"
         break
     return text
-
-
-def without_annotations(arguments: ast.arguments) -> ast.arguments:
-    """A function's arguments, by name and default."""
-    plain = copy.deepcopy(arguments)
-    for node in ast.walk(plain):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    return plain
 
 
 def is_locked(node: "NotebookNode") -> bool:
