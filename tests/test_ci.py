@@ -1,4 +1,4 @@
-"""What CI runs, and says of tests that pass only the second time, with stand-ins for the workbook, pip and ruff."""
+"""What CI runs, and reports about tests that pass only the second time, with stand-ins for the workbook, pip and ruff."""
 
 import os
 import shutil

@@ -10,7 +10,7 @@ from student_notebook import save, solved
 
 from grader.engine.judge import audit
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
-from grader.engine.lesson import lessons, todo_regions, texts
+from grader.engine.lesson import lessons, texts, todo_regions
 
 FIELDS = {
     "lesson",
@@ -129,7 +129,7 @@ def test_a_crash_in_a_later_region_is_told_what_is_asked_there(runner, tmp_path)
     own = todo_regions.solutions(source, 1)
     for body, hint in (
         ([own[0], "raise RuntimeError('no samplers')"], "What the TODO asks there: the samples. As given, each rank"),
-        (["raise RuntimeError('no mesh')", own[1]], checks_of("tp_training")[0].todo.hints[0]),
+        (["raise RuntimeError('no mesh')", own[1]], texts.words("tp_training", 1).hints[0]),
     ):
         text = todo_regions.compose(source, [1], {1: body})
         (tmp_path / "train" / "tp_training.py").write_text(text, "utf-8")

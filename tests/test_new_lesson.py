@@ -201,14 +201,12 @@ def test_it_is_released_and_graded_like_the_others(course, tmp_path):
 @pytest.mark.parametrize(
     "faults",  # each kind is looked for only where none of the kinds before it was found
     [
-        [
-            (f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1"),
-            (f"grader/lessons/{STEM}/texts.md", "3. It works", "It works", f"{STEM}/texts.md: TODO 1: has 2 hints"),
-        ],
+        [(f"solutions/notebooks/{STEM}.py", "TODO 1:", "TODO 2:", f"{STEM}: its TODOs are numbered 2, not 1 to 1")],
+        [(f"grader/lessons/{STEM}/texts.md", "3. It works", "It works", f"{STEM}/texts.md: TODO 1: has 2 hints")],
         [(f"grader/lessons/{STEM}/test_sum.py", "@todo(1,", "@todo(2,", f"{STEM}/1: a TODO without a check")],
         [(f"solutions/notebooks/{STEM}.py", "mine + 0.0", "mine + 1.0", f"{STEM}/1: the solution fails")],
     ],
-    ids=["sources", "texts", "solution"],
+    ids=["numbers", "words", "checks", "solution"],
 )
 def test_what_a_new_lesson_lacks_is_said(course, faults):
     kept = {path: (course.folder / path).read_text() for path, *_ in faults}

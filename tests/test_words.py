@@ -135,8 +135,8 @@ def test_a_line_is_told_once():
 def test_code_is_never_cut(monkeypatch, capsys, width):
     mine, theirs = "x = first(a_long_name, another)\nreturn x", "return first(a_long_name, another_one)  # to the end"
     monkeypatch.setattr(screen, "console", Console(highlight=False, soft_wrap=True, width=width))
-    monkeypatch.setattr(screen.reference, "own", lambda *_: mine)
-    monkeypatch.setattr(screen.reference, "reference", lambda *_: theirs)
+    monkeypatch.setattr(screen.reference_solution, "own", lambda *_: mine)
+    monkeypatch.setattr(screen.reference_solution, "reference", lambda *_: theirs)
     screen.say_reference("a_lesson", 1)
     said = capsys.readouterr().out
     assert all(line in said for line in (*mine.splitlines(), theirs))

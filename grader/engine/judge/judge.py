@@ -481,7 +481,7 @@ WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
     """Why a script does not compile: file, line and its text. A notebook's cells fail one by one, on the ranks."""
     for unit in [] if lessons.is_notebook(lesson) else units:
-        what, number, _ = unit.outline
+        what, number, *_ = unit.outline
         if what:
             lines = unit.text.splitlines()
             text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
