@@ -1,4 +1,4 @@
-"""What CI runs, and reports about tests that pass only the second time, with stand-ins for the workbook, pip and ruff."""
+"""What CI runs, and what it reports about tests that pass only the second time; workbook, pip and ruff are stand-ins."""
 
 import os
 import shutil
