@@ -231,7 +231,7 @@ class Mixture(nn.Module):
 
 def drop(probs_NE: Tensor, experts_NK: Tensor, capacity: float) -> Tensor:
     """A copy of `experts_NK`, with -1 where an expert has no room. All ranks have equally many tokens."""
-    # TODO 5: Limit an expert's rows, by a rule that does not depend on who has which token.
+    # TODO 5: Limit an expert's rows, by a rule that does not depend on where a token is.
     # There is room for ceil(capacity times an even share) rows: the share of one expert of the slots of all ranks,
     # where a slot is one token and one of its choices. Each expert keeps its most probable slots in the whole batch, and
     # probs_NE says how probable each is, without the bias. So every rank must know the probabilities that the others have.
@@ -284,9 +284,9 @@ def shard(model: nn.Module, grid: DeviceMesh, args: argparse.Namespace) -> nn.Mo
 def scale_gradients(model: nn.Module, grid: DeviceMesh) -> None:
     """After the backward pass: turn every gradient into the gradient of the mean of all ranks' losses, in place."""
     # TODO 6, again: FSDP has added up each unit's gradients over the unit's mesh, and divided by the size of that mesh.
-    # An expert gets rows from its whole row of ranks: into how many losses does its gradient reach, and by how many has
-    # it been divided? (expert_parameters, below, lists this rank's. FSDP can do it, too, by set_gradient_divide_factor;
-    # but with gloo torch 2.13 refuses it, or divides twice where a mesh has one rank: findings/divided_twice.sh.)
+    # An expert gets rows from all ranks of its row: how many losses does its gradient come from, and by how many has it
+    # been divided? expert_parameters, below, lists this rank's. (FSDP's own way, set_gradient_divide_factor, is not for
+    # gloo: findings/fsdp2_divides_twice_on_a_mesh_of_one_rank.sh.)
     pass
 
 

@@ -48,7 +48,7 @@ def dispatch(
     """Send each token's row to the ranks that have its experts. Rank r of the group has experts r L to r L + L - 1.
 
     Args:
-        experts_NK: int64; -1 is no expert, and no row.
+        experts_NK: int64; where it is -1, nothing is sent.
         group: all of its ranks must call this, also those without a token.
 
     Returns:

@@ -70,7 +70,7 @@ class WholeMixture(nn.Module):
         return mixed(h, gates, experts, self.experts.values()).view_as(x)
 
     def note_gap(self, probs, experts):
-        """How near a choice was to another one, which rounding might make."""
+        """How near each choice was to one that rounding might make instead."""
         ordered = (probs + self.router.bias).sort(dim=1, descending=True).values
         if self.k < len(self.experts):
             self.gap = min(self.gap, (ordered[:, self.k - 1] - ordered[:, self.k]).min().item())
@@ -111,7 +111,7 @@ def own_names(names, rank, ep, n_experts):
 
 
 def check_own(told, ranks, right, ep, n_experts, rel, what="gradient", than="what one process has"):
-    """Each rank has its part of what is everybody's, and of its own experts."""
+    """Each rank has its part of the shared tensors, and of its own experts."""
     for rank, seen in enumerate(ranks):
         mine = own_names(right, rank, ep, n_experts)
         strange = sorted(set(seen) - set(mine))

@@ -128,7 +128,7 @@ def check_routing(told, k, right, seen):
 
 
 def serial_mix(sizes, seeds, tokens):
-    """The ranks of one row, one after the other: what each token gets, and its gradients; and those of all experts."""
+    """The ranks of one row, one after the other: what each token gets, its gradients, and all experts' gradients."""
     layer = fill(made_whole(sizes), 0).blocks[0].mlp
     found = []
     for seed, number in zip(seeds, tokens, strict=True):
