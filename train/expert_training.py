@@ -55,14 +55,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -74,7 +68,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 
 from utils.after_07_expert_parallel import balancing_loss, combine, dispatch
 from utils.after_ddp_training import global_mean, setup
-from utils.after_fsdp_training import in_step, precision, recompute, send_first_weights
+from utils.after_fsdp_training import in_step, load_sharded, precision, recompute, save_sharded, send_first_weights
 from utils.after_resilient_training import find_epoch
 from utils.arguments import given, real, training_parser, whole
 from utils.checkpoints import saved_whole, to_resume
@@ -237,6 +231,13 @@ def drop(probs_NE: Tensor, experts_NK: Tensor, capacity: float) -> Tensor:
     # probs_NE says how probable each is, without the bias. So every rank must know the probabilities that the others have.
     # A rule for each rank's own slots would be simpler; then the number of ranks would change the result.
     return experts_NK
+
+
+def model_config(vocab_size: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The sizes of the model, which every checkpoint carries: what `make_model` takes."""
+    plain = {"vocab_size": vocab_size, "dim": args.dim, "n_heads": args.heads, "n_layers": args.layers}
+    plain |= {"max_len": args.seq_len, "dropout": args.dropout}
+    return plain | {"n_experts": args.experts, "top_k": args.top_k}
 
 
 def make_model(**config: Any) -> TransformerLM:
@@ -419,40 +420,13 @@ def train_epoch(
     return global_mean(epoch_total + total, epoch_count + count)
 
 
-def state_options() -> StateDictOptions:
-    """How a sharded checkpoint names weights and the optimizer's state."""
-    # TODO 8: Save the run so that it can resume with any --ep, and the model so that one process can load it.
-    # First the run: name the optimizer's state by its parameters.
-    # As given, it has a list of this rank's parameters ("param_groups"). The ranks of a row have different experts, and
-    # only one rank's list would be written. With flatten_optimizer_state_dict=True everything is in one dictionary,
-    # by the parameters' names in the whole model.
-    return StateDictOptions()
-
-
-def save_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path) -> None:
-    """Save what it takes to resume: each rank writes its shards, and any number of ranks can load them."""
-    weights, state = get_state_dict(model, optimizer, options=state_options())
-    dcp.save({"model": weights, "optimizer": state, "position": position}, checkpoint_id=folder)
-
-
-def load_sharded(
-    model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any], folder: Path
-) -> dict[str, Any]:
-    """Load what save_sharded wrote, with whatever --ep, into model and optimizer. Returns the position."""
-    options = state_options()
-    weights, state = get_state_dict(model, optimizer, options=options)
-    saved = {"model": weights, "optimizer": state, "position": position}
-    dcp.load(saved, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
-    return saved["position"]
-
-
 def save_checkpoint(model: nn.Module, grid: DeviceMesh, config: dict[str, Any], path: Path, epoch: int) -> None:
     """Weights and sizes, no objects: make_model(**config) can load the weights anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = get_model_state_dict(model)  # by their names in the whole model: DTensors; and biases, plain tensors
-    # TODO 8, again: the model, whole, on rank 0, in one file.
-    # part.full_tensor() assembles a DTensor on all ranks of its mesh, and all of them must call it. Of experts, that is a
+    # TODO 8: Put the model together, from both meshes, on rank 0, in one file.
+    # (save_sharded, which --save-every calls, needs nothing new: experts have their names in the whole model, and each rank
+    # writes its own parts.) part.full_tensor() assembles a DTensor on all ranks of its mesh, and all of them must call it. Of experts, that is a
     # column: the other ranks of rank 0's row have experts that rank 0 lacks. As in pipeline_training,
     # dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all ranks of a group to its
     # first one. Send experts alone: rank 0 has the rest. No other rank may have the whole model in memory.
@@ -471,8 +445,7 @@ def main(argv: list[str] | None = None) -> None:
     samplers = make_samplers(sets, args)
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, world_size)
 
-    config = {"vocab_size": vocab_size, "dim": args.dim, "n_heads": args.heads, "n_layers": args.layers}
-    config |= {"max_len": args.seq_len, "dropout": args.dropout, "n_experts": args.experts, "top_k": args.top_k}
+    config = model_config(vocab_size, args)
     with torch.device("meta"):  # no memory yet
         model = make_model(**config)
     model = parallelize(model, grid, args)

@@ -1,19 +1,15 @@
 """What the checks of expert_training run on ranks, in the process of the student's code."""
 
-from pathlib import Path
-
 import torch
 
 from grader.kit import (
     Peak,
     as_evidence,
-    attempt,
     drawn_batch,
     elements,
     gradients,
     kind_of,
     mark,
-    parameters,
     record_files,
     saved_file,
     saved_files,
@@ -55,20 +51,6 @@ def own_experts(grid, n_experts):
     each = n_experts // grid["expert"].size()
     first = each * grid.get_local_rank("expert")
     return range(first, first + each)
-
-
-# ---------------------------------------------------------------------------------------------------
-# TODO 1: the grid
-
-
-def mesh_on_rank(code, rank, world, eps):
-    meshes = []
-    for ep in eps:
-        mesh = code.make_mesh(torch.device("cpu"), world, made_args(code, "--experts", str(2 * ep), "--ep", str(ep)))
-        if not hasattr(mesh, "mesh"):
-            return [{"type": type(mesh).__name__}]
-        meshes.append({"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})
-    return meshes
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -116,13 +98,16 @@ def route_on_rank(code, rank, world, cases):
 
 
 def drawn_tokens(seed, sizes, tokens):
-    """h (N, D), gates (N, K), experts (N, K), some of them -1, and the gradient of the output, (N, D); in float64."""
+    """h (N, D), gates (N, K), experts (N, K), and the gradient of the output, (N, D); in float64. Some experts are -1,
+    and none is the idle one.
+    """
     draw = torch.Generator().manual_seed(seed)
     h, grad = torch.randn(2, tokens, sizes["dim"], generator=draw, dtype=torch.float64)
     gates = 0.1 + torch.rand(tokens, sizes["k"], generator=draw, dtype=torch.float64)
     order = torch.rand(tokens, sizes["experts"], generator=draw).argsort(dim=1)
     experts = order[:, : sizes["k"]]
-    return h, gates, experts.where(torch.rand(experts.shape, generator=draw) < 0.85, -1), grad
+    chosen = (torch.rand(experts.shape, generator=draw) < 0.85) & (experts != sizes["idle"])
+    return h, gates, experts.where(chosen, -1), grad
 
 
 def mix_on_rank(code, rank, world, grid, sizes, tokens, seed):
@@ -203,7 +188,8 @@ def drop_on_rank(code, rank, world, cases, seed):
 def shard_on_rank(code, rank, world, grid, sizes, seed):
     mesh = made_grid(*grid)
     args = made_args(code, "--experts", str(sizes["experts"]), "--top-k", str(sizes["k"]))
-    model = code.parallelize(fill(code.make_model(**made_config(sizes)), 0), mesh, args)
+    # In float32: FSDP has another way to divide where numbers have another dtype.
+    model = code.parallelize(fill(code.make_model(**made_config(sizes)), 0).float(), mesh, args)
     model.train()
     model(*drawn_batch(seed, sizes)).backward()
     code.scale_gradients(model, mesh)
@@ -212,6 +198,7 @@ def shard_on_rank(code, rank, world, grid, sizes, seed):
     return {
         "experts": elements(block.mlp.experts.parameters()),
         "held": elements(model.parameters()),
+        "meshes": len({p.device_mesh for name, p in model.named_parameters() if ".experts." not in name}),
         "units": [name for name, unit in units.items() if hasattr(unit, "unshard")],
         "grads": gradients(model),
     }
@@ -277,33 +264,3 @@ def save_on_rank(code, rank, world, grid, sizes):
     with Peak() as peak:
         code.save_checkpoint(model, mesh, config, saved_file(), 3)
     return {"files": saved_files(files), "peak": peak.most}
-
-
-def pass_on(code, rank, world, sizes, grids):
-    """A model and its optimizer from grid to grid, by sharded checkpoints; what each one has after it was loaded."""
-    left, position = [], {"step": 7, "loss": 2.5}
-    for k, grid in enumerate(grids):
-        mesh = made_grid(*grid)
-        # Different weights each time: only loaded ones can be right.
-        model = sharded_by_check(fill(code.make_model(**made_config(sizes)), k), mesh, sizes["experts"])
-        # Not Adam: torch plans each operation on each shape, and Adam has a dozen.
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (k + 1), momentum=0.9)
-        if k:
-            found = attempt(
-                lambda model=model, optimizer=optimizer, k=k: code.load_sharded(
-                    model, optimizer, {"step": 0, "loss": 0.0}, Path(f"step-{k - 1}")
-                )
-            )
-            if isinstance(found, dict) and "refused" in found:
-                return left + [found]
-            state = {name: dict(optimizer.state.get(p, {})) for name, p in parameters(model).items()}
-            biases = {name: bias.clone() for name, bias in model.named_buffers()}
-            weights = {name: p.detach() for name, p in parameters(model).items()}
-            left.append({"weights": weights, "biases": biases, "state": state, "position": as_evidence(found)})
-            left[-1]["lr"] = float(optimizer.param_groups[0].get("lr", -1.0))
-        else:
-            for p in model.parameters():
-                optimizer.state[p]["momentum_buffer"] = (0.5 * p).detach()
-        if k + 1 < len(grids):
-            code.save_sharded(model, optimizer, position, Path(f"step-{k}"))
-    return left

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | 6 | two meshes | numbers held, units, dtypes; gradients of different batches, scaled | 2, 3 |
 | 7 | one norm | clip_gradients() on 2 × 2, 1 × 3 and 2 × 1 ranks |  |
-| 8 | one checkpoint | one file; saved and loaded in other shapes; main() against one process | 1 – 7 |
+| 8 | one checkpoint | one file, and what ranks hold of it; main() against one process | 1 – 7 |
 """
 
 import json
@@ -18,14 +18,10 @@ from grader.kit import (
     Private,
     check_checkpoint,
     check_norm,
-    check_part,
-    check_refused,
-    check_tensor,
     corpus,
     drawn_batch,
     expect,
     hinted,
-    kind_of,
     mains_on_rank,
     must_have_gradients,
     one_writer,
@@ -33,8 +29,8 @@ from grader.kit import (
 )
 from utils.data import EpochOrder, Windows, load_corpus
 
-from .common import ROUTED, check_own, drawn_sizes, made_whole, own_names, whole_model
-from .ranks import clip_on_rank, fill, pass_on, precision_on_rank, save_on_rank, shard_on_rank
+from .common import check_own, drawn_sizes, made_whole, own_names, whole_model
+from .ranks import clip_on_rank, fill, precision_on_rank, save_on_rank, shard_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: two meshes
@@ -42,7 +38,7 @@ from .ranks import clip_on_rank, fill, pass_on, precision_on_rank, save_on_rank,
 
 def serial_shards(sizes, seeds):
     """Gradients of the mean of the ranks' losses; and how many numbers there are."""
-    model = fill(made_whole(sizes), 0).train()
+    model = fill(made_whole(sizes), 0).float().train()
     (sum(model(*drawn_batch(seed, sizes)) for seed in seeds) / len(seeds)).backward()
     experts = sum(p.numel() for name, p in model.named_parameters() if name.startswith("blocks.0.mlp.experts."))
     numbers = sum(p.numel() for p in model.parameters())
@@ -88,6 +84,10 @@ def test_todo6_shards(student):
                 rank,
                 UNITS,
             )
+            apart = (
+                f"{told}, a block's router and its other weights are on different meshes, which no call takes together"
+            )
+            expect(seen["meshes"] <= 1, apart, "one mesh of all ranks", seen["meshes"], rank, UNITS)
             for what, held, most in (
                 ("a block's experts", seen["experts"], whole["experts"] / world),
                 ("the model", seen["held"], whole["numbers"] / world * 1.2),  # rows are cut, and parts are uneven
@@ -96,7 +96,7 @@ def test_todo6_shards(student):
                 expect(held <= most, much, f"about {most:,.0f}", f"{held:,}", rank, UNITS)
         with hinted(FACTOR):
             grads = [seen["grads"] for seen in run.evidence]
-            check_own(told, grads, whole["grads"], ep, sizes["experts"], ROUTED)
+            check_own(told, grads, whole["grads"], ep, sizes["experts"], 1e-4)  # of float32; 1e-6 was measured
     check_precision(student, draw)
 
 
@@ -180,12 +180,6 @@ def test_todo7_norm(student):
 # TODO 8: one checkpoint; the law of the course
 
 
-OF_THE_STATE = (
-    "This is state_options' part. By what does the optimizer's state know its parameters: by their place in a list of "
-    "this rank's, or by a name that every shape knows?"
-)
-
-
 def whole_weights(sizes):
     return {name: tensor.detach() for name, tensor in fill(made_whole(sizes), 0).state_dict().items()}
 
@@ -205,31 +199,6 @@ def check_file(student, rows, ep):
         most = model * (0.85 if rank < ep else 0.5)
         much = f"{told} rank {rank} assembles more than it needs to send, {seen['peak']:,} bytes at once"
         expect(seen["peak"] < most, much, f"its own experts, of {model:,} bytes", f"{seen['peak']:,} bytes", rank)
-
-
-def check_passed_on(student, grids):
-    sizes = drawn_sizes(student.draw("pass on"), 4)
-    right = student.reference(whole_weights, sizes=sizes)
-    run = student.call(pass_on, world=4, sizes=sizes, grids=grids, common=True)
-    weights = {name: weight for name, weight in right.items() if not name.endswith("router.bias")}
-    for rank, left in enumerate(run.evidence):
-        for (rows, ep), before, seen in zip(grids[1:], grids, left, strict=False):
-            told = f"saved on {before[0]} × {before[1]} ranks and loaded on {rows} × {ep}"
-            with hinted(OF_THE_STATE):
-                check_refused(told, "the sharded checkpoint", [seen])
-            for name in own_names(weights, rank, ep, sizes["experts"]):
-                check_part(told, name, seen["weights"][name], weights[name], rank, what="weight")
-                momentum = seen["state"][name].get("momentum_buffer")
-                expect(momentum is not None, f"{told}, {name} has no momentum on rank {rank}", "its own", "none", rank)
-                check_part(told, name, momentum, 0.5 * weights[name], rank, what="momentum")
-            for name, bias in seen["biases"].items():
-                check_tensor(f"{told}, {name} on rank {rank}", bias, right[name], rank=rank)
-            place = seen["position"]
-            found = isinstance(place, dict) and place.get("step") == 7
-            expect(found, f"{told}, the position in the run is lost", {"step": 7}, kind_of(place), rank)
-            with hinted(OF_THE_STATE):
-                same = math.isclose(seen["lr"], 0.1)
-                expect(same, f"{told}, the optimizer has lost its learning rate", 0.1, seen["lr"], rank)
 
 
 # SGD, since Adam turns rounding into error where a gradient is zero in theory; and a rate at which the weights move.
@@ -274,7 +243,7 @@ def run_in_one(data, n_experts, k, capacity, steps=2, batch=12, seq_len=8):
     return {"losses": losses, "loads": loads, "weights": weights, "gap": mixture.gap}
 
 
-@todo(8, needs=(1, 2, 3, 4, 5, 6, 7), in_place=("position",))
+@todo(8, needs=(1, 2, 3, 4, 5, 6, 7))
 def test_todo8_checkpoints(student):
     data, runs = corpus(student), student.several(RUNS)
     rights = []
@@ -283,7 +252,6 @@ def test_todo8_checkpoints(student):
         student.premise(rights[-1]["gap"] > 2e-6, "rounding for a choice")
     for rows, ep in student.several([(2, 2), (1, 3), (1, 1)]):
         check_file(student, rows, ep)
-    check_passed_on(student, student.several([(1, 4), (2, 2), (4, 1)], 2))
     check_law(student, data, runs, rights)
 
 

@@ -30,7 +30,7 @@ WRONG = [
         4,
         "the loss itself is changed",
         ["loss += args.balance * sum(block.mlp.balance for block in model.blocks)\nreturn loss", None, None],
-        says="changes the loss",
+        says="written into",
     ),
     Answer(4, "this rank's load", swap=("dist.all_reduce(load_LE)\n", ""), says="this rank's load alone"),
     Answer(
@@ -92,7 +92,6 @@ WRONG = [
         says="the bias of block",
     ),
     # TODO 5
-    Answer(5, "nothing is dropped", ["return experts_NK"], says="nothing is dropped"),
     Answer(
         5,
         "each rank by its own slots",
@@ -107,7 +106,7 @@ WRONG = [
         return experts_NK.where(kept, -1)
         """
         ],
-        says="this rank's own slots",
+        says="what drop returns",
     ),
     Answer(5, "the least probable slots stay", swap=("descending=True", "descending=False"), says="least probable"),
     Answer(

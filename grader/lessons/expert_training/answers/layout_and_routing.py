@@ -102,10 +102,7 @@ WRONG = [
     Answer(
         3,
         "a rank without a token leaves",
-        swap=(
-            "rows_RD, counts, way",
-            "if not len(h_ND):\n    return h_ND * gates_NK.sum()\nrows_RD, counts, way",
-        ),
+        swap=("rows_RD, counts, way", "if not len(h_ND):\n    return h_ND * gates_NK.sum()\nrows_RD, counts, way"),
     ),
     Answer(
         3,

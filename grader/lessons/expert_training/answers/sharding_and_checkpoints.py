@@ -25,17 +25,18 @@ WRONG = [
         ),
         says="router with weights in bfloat16",
     ),
-    Answer(
-        6,
-        "experts without a policy",
-        swap=('mesh=grid["data"], mp_policy=precision(args))', 'mesh=grid["data"])'),
-        says="experts with weights in float32",
-    ),
+    Answer(6, "experts without a policy", swap=('mesh=grid["data"], mp_policy=precision(args))', 'mesh=grid["data"])')),
     Answer(
         6,
         "no unit for a block",
         swap=("    fully_shard(block, mesh=everyone, mp_policy=precision(args))", ""),
         says="a block was not passed",
+    ),
+    Answer(
+        6,
+        "a second mesh of all ranks for the router",
+        swap=("fully_shard(block.mlp.router, mesh=everyone)", "fully_shard(block.mlp.router)"),
+        says="on different meshes",
     ),
     Answer(6, "gradients as FSDP leaves them", [None, "pass"], says="times"),
     Answer(6, "divided by all ranks", swap=('p.grad /= grid["expert"].size()', "p.grad /= dist.get_world_size()")),
@@ -43,18 +44,6 @@ WRONG = [
     Answer(6, "all gradients divided", swap=("for p in expert_parameters(model):", "for p in model.parameters():")),
     Answer(6, "multiplied", swap=("p.grad /= grid", "p.grad *= grid")),
     # TODO 7
-    Answer(
-        7,
-        "each list by its own norm",
-        [
-            """
-        for parameters in (shared, experts):
-            nn.utils.clip_grads_with_norm_(parameters, args.clip or math.inf, norm_of(parameters))
-        return norm_of(shared).item()
-        """
-        ],
-        says="the norm without experts",
-    ),
     Answer(
         7,
         "this rank's experts alone",
@@ -104,28 +93,15 @@ WRONG = [
     Answer(7, "no limit clips to nothing", swap=("args.clip or math.inf", "args.clip"), says="after clip_gradients"),
     Answer(7, "a tensor", swap=("return norm.item()", "return norm"), says="returns"),
     # TODO 8
-    Answer(8, "lists of a rank's parameters", ["return StateDictOptions()", None]),
-    Answer(
-        8,
-        "rank 0's experts alone",
-        [
-            None,
-            """
-        full = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in parts.items()}
-        save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
-        ],
-        says="does not hold all weights",
-    ),
     Answer(
         8,
         "torch's option for whole state dicts",
         [
-            None,
             """
+        from torch.distributed.checkpoint.state_dict import StateDictOptions
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
+        """
         ],
         says="does not hold all weights",
     ),
@@ -144,14 +120,13 @@ WRONG = [
         8,
         "every rank assembles the model",
         [
-            None,
             """
         own = {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu() for n, p in parts.items()}
         everyones = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, own)
         full = {name: weight for mine in everyones for name, weight in mine.items()}
         save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
+        """
         ],
         says="assembles more",
     ),
@@ -187,12 +162,12 @@ RIGHT = [
     ),
     Answer(
         6,
-        "a mesh for each from one table; multiplied by a factor",
+        "in another order; multiplied by a factor",
         [
             """
         policy = precision(args)
         for block in model.blocks:
-            fully_shard(block.mlp.router)
+            fully_shard(block.mlp.router, mesh=everyone)
             fully_shard(block.mlp.experts, mesh=grid["data"], mp_policy=policy)
             fully_shard(block, mesh=everyone, mp_policy=policy)
         """,
@@ -226,22 +201,18 @@ RIGHT = [
         8,
         "tensor by tensor",
         [
-            None,
             """
         full, rank, row = {}, dist.get_rank(), grid.get_group("expert")
-        own = {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu() for n, p in parts.items() if ".experts." in n}
         for name, part in parts.items():
-            if ".experts." not in name:
-                weight = part.full_tensor() if isinstance(part, DTensor) else part
-                if rank == 0:
-                    full[name] = weight.detach().cpu()
-        if grid.get_local_rank("data") == 0:
-            for name, weight in own.items():
+            weight = part.full_tensor() if isinstance(part, DTensor) else part
+            if ".experts." in name and grid.get_local_rank("data") == 0:
                 found = [None] * grid["expert"].size() if rank == 0 else None
-                dist.gather_object((name, weight), found, group=row, group_dst=0)
+                dist.gather_object((name, weight.detach().cpu()), found, group=row, group_dst=0)
                 full.update(found or [])
+            elif rank == 0:
+                full[name] = weight.detach().cpu()
         save0({"model": full, "config": config, "epoch": epoch}, path)
-        """,
+        """
         ],
     ),
 ]
