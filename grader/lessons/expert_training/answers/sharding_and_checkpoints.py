@@ -38,7 +38,7 @@ WRONG = [
         swap=("fully_shard(block.mlp.router, mesh=everyone)", "fully_shard(block.mlp.router)"),
         says="on different meshes",
     ),
-    Answer(6, "gradients as FSDP leaves them", [None, "pass"], says="times"),
+    Answer(6, "gradients as FSDP leaves them", [None, "pass"], says="twice"),
     Answer(6, "divided by all ranks", swap=('p.grad /= grid["expert"].size()', "p.grad /= dist.get_world_size()")),
     Answer(6, "divided by the column", swap=('p.grad /= grid["expert"].size()', 'p.grad /= grid["data"].size()')),
     Answer(6, "all gradients divided", swap=("for p in expert_parameters(model):", "for p in model.parameters():")),
