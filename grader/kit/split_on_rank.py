@@ -60,11 +60,12 @@ def dealt(samplers: Any) -> dict[str, Any]:
     listed = isinstance(samplers, (tuple, list)) and len(samplers) == 3
     if not listed or any(not hasattr(sampler, "__iter__") for sampler in samplers):
         return {"type": type(samplers).__name__}
+    train, validation, test = samplers
     epochs = []
-    for epoch in (0, 1):
-        samplers[0].set_epoch(epoch)
-        epochs.append(list(map(int, samplers[0])))
-    return {"train": epochs, "validation": list(map(int, samplers[1])), "test": list(map(int, samplers[2]))}
+    for number in (0, 1):
+        train.set_epoch(number)
+        epochs.append(list(map(int, train)))
+    return {"train": epochs, "validation": list(map(int, validation)), "test": list(map(int, test))}
 
 
 def attempt(step: Callable[[], Any]) -> Any:

@@ -531,8 +531,7 @@ def main(argv: list[str] | None = None) -> None:
     config = model_config(vocab_size, args)
     with torch.device("meta"):  # no memory yet
         model = make_model(**config)
-    model = parallelize(model, grid, args)
-    model.to_empty(device=device)
+    model = parallelize(model, grid, args).to_empty(device=device)
     send_first_weights(model, config, args, strict=False, make=make_model)  # a rank has some experts alone
     optimizer = make_optimizer(model, args)
 

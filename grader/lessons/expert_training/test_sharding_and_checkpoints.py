@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | 6 | two meshes | numbers held, units, dtypes; gradients of different batches, scaled | 2, 3 |
 | 7 | one norm | clip_gradients() on 2 × 2, 1 × 3 and 2 × 1 ranks |  |
-| 8 | one checkpoint | one file, and what ranks hold of it; main() against one process | 1 – 7 |
+| 8 | one checkpoint | one file, and what ranks hold of it; main() against one process | 1 – 4, 6, 7 |
 """
 
 import json
@@ -244,7 +244,7 @@ def run_in_one(data, n_experts, k, capacity, steps=2, batch=12, seq_len=8):
     return {"losses": losses, "loads": loads, "weights": weights, "gap": mixture.gap}
 
 
-@todo(8, needs=(1, 2, 3, 4, 5, 6, 7))
+@todo(8, needs=(1, 2, 3, 4, 6, 7))
 def test_todo8_checkpoints(student):
     data, runs = corpus(student), student.several(RUNS)
     rights = []
