@@ -11,6 +11,7 @@ LONG = {
     "test_mutants": "wrong and other right answers",
     "test_parity": "50 steps of every script",
     "test_tp_training": "50 steps and checkpoints on every grid",
+    "test_expert_training": "50 steps and checkpoints on every grid",
     "test_pipeline_training": "50 steps of every schedule",
     "test_hybrid_training": "runs over four axes",
     "test_resilience": "runs that are killed, and go on",

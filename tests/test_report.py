@@ -391,6 +391,14 @@ def test_parameters_and_products_are_the_models():
     assert work.per_token(sizes) == (sum(w.numel() for w in weights.values()), 6 * products + 12 * 3 * 24 * 16)
 
 
+def test_of_a_mixture_all_experts_are_parameters_and_few_compute_a_token():
+    sizes = dict(vocab_size=97, dim=24, n_layers=3, max_len=16)
+    (plain, flops), experts = work.per_token(sizes), sizes | {"n_experts": 5, "top_k": 2}
+    mlp, router = 3 * 8 * 24**2, 3 * 5 * 24
+    assert work.per_token(experts) == (plain + 4 * mlp + router, flops + 6 * (4 * mlp + router))
+    assert work.per_token(experts, 2) == (plain + mlp + router, flops + 6 * (mlp + router))
+
+
 def test_a_gpu_s_data_sheet_is_found_by_its_name():
     """As torch calls them."""
     assert work.data_sheet("NVIDIA A100-SXM4-40GB") == "a100-40" and work.data_sheet("NVIDIA H100 PCIe") == "h100-pcie"

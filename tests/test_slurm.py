@@ -33,6 +33,7 @@ def course(tmp_path_factory):
         "ddp_training",
         "fsdp_training",
         "tp_training",
+        "expert_training",
         "pipeline_training",
         "hybrid_training",
         "resilient_training",
@@ -113,6 +114,8 @@ def submitted(cluster, folder, file, *options, flags=()):
         # the two ranks of a node share each layer, and the nodes are data-parallel
         (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2"]),
         (False, "tp_training", ["--nodes=2", "--gres=gpu:2"], ["--tp", "2", "--sequence-parallel"]),
+        # one expert is the plain model's MLP
+        (False, "expert_training", ["--nodes=2", "--gres=gpu:2"], ["--experts", "1", "--top-k", "1"]),
         (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"], []),
         (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"], []),
         (True, "single_gpu_training", [], []),

@@ -4,7 +4,7 @@ Nothing here knows over which axes of a mesh a model is sharded: DTensors know i
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,18 @@ def first_weights(model: nn.Module, device: torch.device, args: argparse.Namespa
     send_first_weights(model, model.config, args)
 
 
-def send_first_weights(own: nn.Module, config: dict[str, Any], args: argparse.Namespace, strict: bool = True) -> None:
-    """Rank 0 alone builds the serial run's model, on the CPU, and broadcasts it tensor by tensor. Each rank keeps its
+def send_first_weights(
+    own: nn.Module,
+    config: dict[str, Any],
+    args: argparse.Namespace,
+    strict: bool = True,
+    make: Callable[..., nn.Module] = TransformerLM,
+) -> None:
+    """Rank 0 alone makes the serial run's model, on the CPU, and broadcasts it tensor by tensor. Each rank keeps its
     part of the tensors that its model has; with `strict` false, its model need not have all.
     """
     torch.manual_seed(args.seed)
-    full = TransformerLM(**config).state_dict() if dist.get_rank() == 0 else {}
+    full = make(**config).state_dict() if dist.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     set_model_state_dict(own, full, options=options)
 

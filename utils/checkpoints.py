@@ -54,6 +54,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
         raise ValueError(f'{path} is not a checkpoint of a lesson: it needs the keys "model" and "config"')
     if any(key.startswith("module.") for key in saved["model"]):
         raise ValueError(f'{path} holds the weights of the DDP wrapper ("module. …"): save model.module.state_dict()')
+    if "n_experts" in saved["config"]:
+        raise ValueError(f"{path} is a mixture of experts, which make_model in train/expert_training.py builds")
     try:
         model = TransformerLM(**saved["config"]).to(device)
         model.load_state_dict(saved["model"])

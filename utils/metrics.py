@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -97,7 +98,7 @@ class Metrics:
             kind: "step", "epoch" or "test".
             step: optimizer steps done so far.
             values: what was measured, such as epoch, loss (nats a token),
-                tokens_per_s (over all ranks), seconds (since the run began).
+                tokens_per_s (over all ranks), seconds (since the run began); or lists of numbers.
 
         Raises:
             NotFinite: a loss is not. All ranks of a run know the same losses, and all raise it.
@@ -111,8 +112,8 @@ class Metrics:
             return
         print(json.dumps({"kind": kind, "step": step, **values}), file=self.file, flush=True)
         if self.writer is not None:
-            for name, value in values.items():
-                self.writer.add_scalar(f"{kind}/{name}", value, step)
+            for name, value in flat(kind, values):
+                self.writer.add_scalar(name, value, step)
         if self.bar is not None and kind == "step":
             loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
             self.bar.update(self.task, completed=step, loss=loss, speed=speed)
@@ -166,6 +167,15 @@ class Metrics:
             end_all(f"--out {self.folder}: {full}; the run ends here, and what is there is whole")
         if refused:
             end_all(refused)
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Every number in dictionaries and lists, with the path to it: load/0/3."""
+    if not isinstance(value, (dict, list)):
+        yield name, value
+        return
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from flat(f"{name}/{key}", part)
 
 
 def is_before(line: dict[str, Any], after: int, validated: bool) -> bool:

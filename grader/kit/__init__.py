@@ -8,6 +8,7 @@
 | sizes, by class: uneven, empty, fewer than ranks, … | `pipelines`, `rectangles`, `meshes`, `shares`, `ones_in_turn`, `lengths`, `nodes`, `layouts`; `without`, ranks that have nothing that counts |
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
+| a grid with a data axis and one more | `check_grids`, `check_row_samplers`; on a rank `dealt` |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives all of these, and its premises, `named_apart` |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
@@ -40,6 +41,7 @@ from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
 from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
+from grader.kit.grids import check_grids, check_row_samplers
 from grader.kit.launches import LOCAL, check_launches, first_node, is_first_node
 from grader.kit.messages import OWN_ZEROS, PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
@@ -88,7 +90,7 @@ from grader.kit.split_model import (
     drawn_sizes,
     must_have_gradients,
 )
-from grader.kit.split_on_rank import attempt, drawn_batch, drawn_model, gradients, parameters
+from grader.kit.split_on_rank import attempt, dealt, drawn_batch, drawn_model, gradients, parameters
 from grader.kit.tensors import (
     CROSSED,
     check_given,

@@ -44,6 +44,30 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def grids_on_rank(code: Any, rank: int, world: int, flags: list[list[str]]) -> list[dict[str, Any]]:
+    """The axes and ranks of what make_mesh() returns, with each of these flags."""
+    meshes = []
+    for some in flags:
+        mesh = code.make_mesh(torch.device("cpu"), world, code.parse_args(some))
+        if not hasattr(mesh, "mesh"):
+            return [{"type": type(mesh).__name__}]
+        meshes.append({"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})
+    return meshes
+
+
+def dealt(samplers: Any) -> dict[str, Any]:
+    """What the three samplers that make_samplers() returned read: of training samples, two epochs."""
+    listed = isinstance(samplers, (tuple, list)) and len(samplers) == 3
+    if not listed or any(not hasattr(sampler, "__iter__") for sampler in samplers):
+        return {"type": type(samplers).__name__}
+    train, validation, test = samplers
+    epochs = []
+    for number in (0, 1):
+        train.set_epoch(number)
+        epochs.append(list(map(int, train)))
+    return {"train": epochs, "validation": list(map(int, validation)), "test": list(map(int, test))}
+
+
 def attempt(step: Callable[[], Any]) -> Any:
     """What `step` returns; or, where torch refuses what was made of a model, its reason. A crash in the student's lines
     stays one.

@@ -12,19 +12,27 @@ def facts(run: Run) -> dict[str, str]:
     if sizes:
         parameters, flops = per_token(sizes)
         out["parameters"] = f"{parameters:,}"
+        if "n_experts" in sizes:  # a token is computed by top_k of them
+            total, (active, flops) = flops, per_token(sizes, sizes["top_k"])
+            out["parameters"] += f", of which a token uses {active:,}"
+            out["FLOPs of a token"] = f"{flops:,}; by all experts they would be {total:,}"
         if run.tokens_per_s:
             out["MFU"] = share_of_peak(run, flops * run.tokens_per_s)
     return out | {"power": power(run)}
 
 
-def per_token(sizes: dict[str, int]) -> tuple[int, int]:
+def per_token(sizes: dict[str, int], used: int = 0) -> tuple[int, int]:
     """Parameters of `TransformerLM` (utils/model.py), and the FLOPs of forward and backward pass for a token: six for
     each number of a matrix that multiplies, and 12 L D T for attention, without a causal mask (PaLM, appendix B).
+    A mixture of experts has in each block as many MLPs as `n_experts` says, and a row of the router for each; `used`
+    of these MLPs are counted, or all of them.
 
     They are counted without building the model, which would load torch and its compiler.
     """
     words, dim, layers, length = (sizes[name] for name in ("vocab_size", "dim", "n_layers", "max_len"))
-    products = layers * 12 * dim**2 + words * dim  # of a block: q, k, v and out, up and down; and the head
+    mlps, router = used or sizes.get("n_experts", 1), sizes.get("n_experts", 0) * dim
+    block = (4 + 8 * mlps) * dim**2 + router  # q, k, v and out; of each MLP up and down
+    products = layers * block + words * dim  # the head
     embeddings, norms = (words + length) * dim, (2 * layers + 1) * 2 * dim
     return products + embeddings + norms, 6 * products + 12 * layers * dim * length
 

@@ -9,11 +9,11 @@
 
 import torch
 
-from grader.kit import cases, check_dealt, check_tensor, each_once, expect, hinted, rectangles, sent_by, todo
+from grader.kit import cases, check_grids, check_row_samplers, check_tensor, expect, sent_by, todo
 from utils.data import IGNORE
 
 from .common import attention_case, check_attention, drawn_ends, right_places, zigzag
-from .ranks import EOS, mesh_on_rank, numbered, packed_share_on_rank, samplers_on_rank, share_on_rank
+from .ranks import EOS, numbered, packed_share_on_rank, samplers_on_rank, share_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: the grid, and the samples
@@ -25,69 +25,10 @@ LAST_AXIS = (
 )
 
 
-def check_mesh(student):
-    for world, cps in student.several(((4, (1, 2, 4)), (6, (2, 3)))):
-        for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, cps=cps).evidence):
-            expect("type" not in meshes[0], "make_mesh returns no mesh", "a DeviceMesh", meshes[0].get("type"), rank)
-            for cp, mesh in zip(cps, meshes, strict=True):
-                seen, told = mesh["ranks"], f"with --cp {cp} on {world} ranks"
-                right = [list(range(row, row + cp)) for row in range(0, world, cp)]
-                grid = all(isinstance(row, list) for row in seen)
-                expect(grid, f"{told} the ranks are not in a grid, with rows and columns", right, seen, rank)
-                axes = " and ".join(mesh["names"]) or "nothing"
-                expect(
-                    mesh["names"] == ["data", "context"],
-                    f"{told} the axes of the grid are called {axes}, in this order",
-                    ["data", "context"],
-                    mesh["names"],
-                    rank,
-                    LAST_AXIS,
-                )
-                size, wanted = f"{len(seen)} × {len(seen[0])}", f"{world // cp} × {cp}"
-                expect(size == wanted, f"{told} the grid is {size}", wanted, size, rank)
-                expect(seen == right, f"{told} the ranks of a row do not have consecutive numbers", right, seen, rank)
-
-
-def check_samplers(student):
-    draw = student.draw("samplers")
-    sizes = (draw.choice((35, 37, 41)), draw.choice((11, 13)), draw.choice((7, 13)))
-    seed = draw.randrange(100)
-    for rows, cp in student.several(grid for grid in rectangles(draw, most=6) if grid[1] > 1):  # 1: rows are ranks
-        told = f"on {rows} × {cp} ranks"
-        ranks = student.call(samplers_on_rank, world=rows * cp, grid=(rows, cp), sizes=sizes, seed=seed).evidence
-        for rank, mine in enumerate(ranks):
-            returned = mine.get("type")
-            expect("type" not in mine, f"{told} make_samplers returns a {returned}", "three samplers", returned, rank)
-            first = ranks[rank - rank % cp]
-            for name in ("train", "validation", "test"):
-                expect(
-                    mine[name] == first[name],
-                    f"{told} ranks {rank - rank % cp} and {rank} hold parts of one sequence, and read different {name}"
-                    " samples",
-                    first[name],
-                    mine[name],
-                    rank,
-                    "The ranks of a row read the same sequences. How many different readers are there, then, and which"
-                    " coordinate of the grid numbers them?",
-                )
-        row_by_row = ranks[::cp]
-        for name, size in zip(("validation", "test"), sizes[1:], strict=True):
-            with hinted(
-                "Each of these samples is read in one row, once. Which sampler sees to that, and which two numbers"
-                " does it need?"
-            ):
-                each_once(name, [mine[name] for mine in row_by_row], size)
-        with hinted(
-            "In each step, the rows together train on what one process would. What determines the order, and what is"
-            " dropped?"
-        ):
-            check_dealt(told, [mine["train"] for mine in row_by_row], sizes[0], seed, 4 * rows)
-
-
 @todo(1)
 def test_todo1_layout(student):
-    check_mesh(student)
-    check_samplers(student)
+    check_grids(student, "--cp", ["data", "context"], ["--seq-len", "48", "--dim", "24", "--heads", "12"], LAST_AXIS)
+    check_row_samplers(student, samplers_on_rank, "hold parts of one sequence")
 
 
 # ---------------------------------------------------------------------------------------------------

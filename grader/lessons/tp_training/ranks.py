@@ -4,7 +4,7 @@ from fnmatch import fnmatch
 
 import torch
 
-from grader.kit import attempt, drawn_batch, drawn_model, elements, gradients, kind_of, mark
+from grader.kit import attempt, dealt, drawn_batch, drawn_model, elements, gradients, kind_of, mark
 from utils.data import IGNORE, Windows
 from utils.model import Block
 
@@ -119,32 +119,11 @@ def problem_with(plan, model):
 # TODO 1: the grid, and the samples
 
 
-def mesh_on_rank(code, rank, world, tps):
-    meshes = []
-    for tp in tps:
-        mesh = code.make_mesh(torch.device("cpu"), world, made_args(code, "--tp", str(tp)))
-        if not hasattr(mesh, "mesh"):
-            return [{"type": type(mesh).__name__}]
-        meshes.append({"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})
-    return meshes
-
-
 def samplers_on_rank(code, rank, world, grid, sizes, seed):
     sets = tuple(Windows(torch.arange(size), 1, 0, drop_last=True) for size in sizes)
     args = made_args(code, "--seed", str(seed))
     args.tp = grid[1]  # whether it divides the heads is not asked here
-    samplers = code.make_samplers(sets, made_mesh(*grid), args)
-    if (
-        not isinstance(samplers, (tuple, list))
-        or len(samplers) != 3
-        or any(not hasattr(sampler, "__iter__") for sampler in samplers)
-    ):
-        return {"type": type(samplers).__name__}
-    epochs = []
-    for epoch in (0, 1):
-        samplers[0].set_epoch(epoch)
-        epochs.append(list(map(int, samplers[0])))
-    return {"train": epochs, "validation": list(map(int, samplers[1])), "test": list(map(int, samplers[2]))}
+    return dealt(code.make_samplers(sets, made_mesh(*grid), args))
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -14,59 +14,22 @@ import math
 from grader.kit import (
     Private,
     cases,
-    check_dealt,
+    check_grids,
     check_norm,
     check_parts,
+    check_row_samplers,
     check_sent,
     drawn_sizes,
-    each_once,
-    expect,
     hinted,
     must_have_gradients,
-    rectangles,
     todo,
 )
 
 from .common import WORDS, serial_step
-from .ranks import clip_on_rank, mesh_on_rank, samplers_on_rank
+from .ranks import clip_on_rank, samplers_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 1: the grid, and the samples
-
-
-def check_mesh(student):
-    for world, tps in student.several(((4, (1, 2, 4)), (6, (2, 3)))):
-        for rank, meshes in enumerate(student.call(mesh_on_rank, world=world, tps=tps).evidence):
-            expect("type" not in meshes[0], "make_mesh returns no mesh", "a DeviceMesh", meshes[0].get("type"), rank)
-            for tp, mesh in zip(tps, meshes, strict=True):
-                seen, told = mesh["ranks"], f"with --tp {tp} on {world} ranks"
-                right = [list(range(row, row + tp)) for row in range(0, world, tp)]
-                expect(
-                    all(isinstance(row, list) for row in seen),
-                    f"{told} the ranks are not in a grid, with rows and columns",
-                    right,
-                    seen,
-                    rank,
-                    "A grid has two axes, also where one of them has a single entry. How long is each?",
-                )
-                axes = " and ".join(mesh["names"]) or "nothing"
-                expect(
-                    mesh["names"] == ["data", "tensor"],
-                    f"{told} the axes of the grid are called {axes}, in this order",
-                    ["data", "tensor"],
-                    mesh["names"],
-                    rank,
-                    LAST_AXIS,
-                )
-                size, wanted = f"{len(seen)} × {len(seen[0])}", f"{world // tp} × {tp}"
-                expect(
-                    size == wanted,
-                    f"{told} the grid is {size}: each layer is on {len(seen[0])} rank{'s' if len(seen[0]) > 1 else ''}",
-                    wanted,
-                    size,
-                    rank,
-                )
-                expect(seen == right, f"{told} the ranks of a row do not have consecutive numbers", right, seen, rank)
 
 
 LAST_AXIS = (
@@ -77,48 +40,8 @@ LAST_AXIS = (
 
 @todo(1)
 def test_todo1_layout(student):
-    check_mesh(student)
-    check_samplers(student)
-
-
-def check_samplers(student):
-    draw = student.draw("samplers")
-    sizes = (draw.choice((35, 37, 41)), draw.choice((11, 13)), draw.choice((7, 13)))
-    seed = draw.randrange(100)
-    for rows, tp in student.several(grid for grid in rectangles(draw, most=6) if grid[1] > 1):  # 1: rows are ranks
-        batch, told = 4 * rows, f"on {rows} × {tp} ranks"
-        ranks = student.call(samplers_on_rank, world=rows * tp, grid=(rows, tp), sizes=sizes, seed=seed).evidence
-        for rank, mine in enumerate(ranks):
-            expect(
-                "type" not in mine,
-                f"{told} make_samplers returns a {mine.get('type')}",
-                "three samplers",
-                mine.get("type"),
-                rank,
-            )
-            first = ranks[rank - rank % tp]
-            for name in ("train", "validation", "test"):
-                expect(
-                    mine[name] == first[name],
-                    f"{told} ranks {rank - rank % tp} and {rank} split each layer, and read different {name} samples",
-                    first[name],
-                    mine[name],
-                    rank,
-                    "Ranks that split a layer work on the same samples. How many different readers are there, then, and"
-                    " which coordinate of the grid numbers them?",
-                )
-        row_by_row = ranks[::tp]
-        for name, size in zip(("validation", "test"), sizes[1:], strict=True):
-            with hinted(
-                "Each of these samples is read in one row, once. Which sampler sees to that, and which two numbers"
-                " does it need?"
-            ):
-                each_once(name, [mine[name] for mine in row_by_row], size)
-        with hinted(
-            "In each step, the rows together train on what one process would. What determines the order, and what is"
-            " dropped?"
-        ):
-            check_dealt(told, [mine["train"] for mine in row_by_row], sizes[0], seed, batch)
+    check_grids(student, "--tp", ["data", "tensor"], ["--dim", "24", "--heads", "12"], LAST_AXIS)
+    check_row_samplers(student, samplers_on_rank, "split each layer")
 
 
 # ---------------------------------------------------------------------------------------------------
