@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import slurm
 from grader.engine.classroom import records
 from grader.engine.judge import mutants
-from grader.engine.judge.answers import WRONG, listed
+from grader.engine.judge.other_answers import WRONG, listed
 from grader.engine.lesson import lessons, notebooks, todo_regions
 from hostile.corpus import LESSON, Attack
 from hostile.posts import ALL

@@ -26,7 +26,7 @@ from typing import NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
 from grader.engine.classroom import records
-from grader.engine.judge import answers, mutants
+from grader.engine.judge import other_answers, mutants
 from grader.engine.lesson import lessons, notebooks
 from hostile.corpus import ATTACKS, LESSON
 
@@ -56,13 +56,13 @@ def submissions(count: int, stems: list[str]) -> dict[str, Submission]:
         for stem in stems:
             todos = list(lessons.titles(stem))
             if kind == "wrong":
-                known = answers.listed(stem, answers.WRONG)
+                known = other_answers.listed(stem, other_answers.WRONG)
                 answer = known[7 * number % len(known)]
-                files, done = answers.answered(stem, answer), set(todos) - mutants.dependents(stem, answer.todo)
+                files, done = other_answers.answered(stem, answer), set(todos) - mutants.dependents(stem, answer.todo)
                 wrong = {answer.todo}
             else:
                 done = {"solved": todos, "given": [], "half": todos[: len(todos) // 2]}[kind]
-                files, wrong = answers.solved(stem, done), set(todos) - set(done)
+                files, wrong = other_answers.solved(stem, done), set(todos) - set(done)
             texts |= {path: as_handed_in(stem, path, text) for path, text in files.items()}
             marks |= {f"{stem}/{todo}" for todo in done}
             none |= {f"{stem}/{todo}" for todo in wrong}

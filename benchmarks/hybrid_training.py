@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.lesson import lessons
 from grader.engine.ranks.runner import Runner
 from grader.kit import Run, corpus, reported

@@ -14,7 +14,7 @@ from grader.engine.commands import notebook
 from grader.engine.commands.arguments import backend_named
 from grader.engine.commands.cli import app
 from grader.engine.inside import on_gpu, rank
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.lesson.lessons import COURSE
 from grader.engine.ranks import backends
 from grader.engine.ranks.backends import Backend, NoBackend, choose, for_a_class

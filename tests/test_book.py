@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grader.engine.lesson import book, lessons, release, script_changes, texts
+from grader.engine.lesson import book, lessons, release, script_diffs, texts
 
 COURSE = lessons.COURSE
 PAPER = re.compile(r"\b(\d{4}\.\d{5})\b")
@@ -22,7 +22,7 @@ def test_what_changes_between_scripts_gives_no_solution_away(tmp_path):
     page = (COURSE / book.FRAME / "changes.md").read_text("utf-8")
     pairs = re.findall(r'{{ diff\("(\w+)", "(\w+)"\) }}', page)
     assert [after for _, after in pairs[:-1]] == [before for before, _ in pairs[1:]] and len(pairs) == 6
-    diffs = {after: script_changes.diff(before, after) for before, after in pairs}
+    diffs = {after: script_diffs.diff(before, after) for before, after in pairs}
     first = diffs["ddp_training"].split("\n")
     assert "+from torch.nn.parallel import DistributedDataParallel" in first
     assert "+    ...  # the solution of ddp_training/4" in first

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from grader.engine.judge.answers import WRONG, answered, listed
+from grader.engine.judge.other_answers import WRONG, answered, listed
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import changes, lessons, parsing, todo_regions
 

@@ -1,4 +1,4 @@
-"""What CI runs, and what it reports about tests that pass only the second time; workbook, pip and ruff are stand-ins."""
+"""What CI runs, and what it reports about tests that pass only the second time, with stand-ins for what it calls."""
 
 import os
 import shutil

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from course_copy import Course
-from grader.engine.classroom import entries, pages, records, submissions
+from grader.engine.classroom import submitters, pages, records, submissions
 from grader.engine.commands.cli import app
 from grader.engine.inside import read_submission
 from grader.engine.lesson import submission_files, lessons, notebooks, todo_regions
@@ -213,7 +213,7 @@ def whose(folder, *names, keep="last"):
         path = folder / name
         path.mkdir() if name.endswith("/") else path.write_bytes(b"")
         os.utime(path, (number + 1, number + 1))
-    found, told = entries.students(folder, keep)
+    found, told = submitters.students(folder, keep)
     return {student: sorted(path.name for path in paths) for student, paths in found.items()}, told
 
 
@@ -283,7 +283,7 @@ def test_an_archive_or_a_folder_around_a_class_is_told(tmp_path):
     for student in ("Li Wei_7", "Ann_8"):
         (tmp_path / "class" / "Week 1" / f"{student}_{MOODLE}").mkdir(parents=True)
     with pytest.raises(ValueError, match="nothing but Week 1/, in which 2 submissions lie: give that folder"):
-        entries.students(tmp_path / "class")
+        submitters.students(tmp_path / "class")
 
 
 # What is taken

@@ -13,7 +13,7 @@ import published
 from grader.engine.lesson import lessons
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
-from grader.engine.ranks.messages import cases, collectives, rehearse
+from grader.engine.ranks.message_rounds import cases, collectives, rehearse
 from utils import catalogue, costs
 from utils.model import TransformerLM
 from utils.costs.published import band, ratio, runs, tied

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from grader.engine.ranks import cpu_time, session
+from grader.engine.ranks import cpu_time, run_session
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.cpu_time import Pulse
 from grader.engine.ranks.run_files import WHOLE, Traces
@@ -214,7 +214,7 @@ def test_who_spins_in_a_call_that_all_have_made_is_in_no_endless_loop(monkeypatc
 
 def test_who_else_comes_to_a_wrong_call_is_asked_in_the_ranks_own_time(runner, busy_loops):
     """Ranks 1 and 2 differ; rank 0, which tells who is the odd one, comes late for want of a processor."""
-    assert session.PATIENCE < 1
+    assert run_session.PATIENCE < 1
     run = launch(
         runner,
         BUSY

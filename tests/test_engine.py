@@ -19,7 +19,7 @@ from grader.engine.ranks.server_connection import Connection
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
-from grader.engine.ranks.messages import collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.ranks.message_rounds import collectives, left_in_flight, rehearse, written_in_flight
 from grader.engine.walls import sandbox
 
 TOP = "import os, signal, sys, time\nimport torch\nimport torch.distributed as dist\n"
@@ -564,13 +564,13 @@ def test_correct_communication_is_no_fault(runner):
 
 
 def test_an_interrupt_leaves_a_working_engine(runner, monkeypatch):
-    from grader.engine.ranks import session
+    from grader.engine.ranks import run_session
 
     def interrupted(session):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.Session, "look", interrupted)
+        patch.setattr(run_session.Session, "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
             launch(runner, "time.sleep(10_000)")
     assert launch(runner, "return rank").evidence == [0, 1]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from grader.engine.lesson import build, file_list
+from grader.engine.lesson import build, contributing_lists
 from grader.engine.lesson.lessons import COURSE
 
 SCRIPTS = sorted((COURSE / "findings").glob("*.sh"))
@@ -13,8 +13,8 @@ FIELDS = ("Package: ", "Expected: ", "Happens: ", "Output seen: ", "How to run: 
 
 def test_each_is_listed_in_one_line():
     listed = (COURSE / build.FINDINGS).read_text("utf-8")
-    assert len(SCRIPTS) >= 12 and file_list.findings() in listed, "run ./workbook build"
-    assert len(file_list.findings().splitlines()) == len(SCRIPTS)
+    assert len(SCRIPTS) >= 12 and contributing_lists.findings() in listed, "run ./workbook build"
+    assert len(contributing_lists.findings().splitlines()) == len(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

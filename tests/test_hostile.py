@@ -27,16 +27,16 @@ from nbgrader.api import Gradebook
 
 import hostile.corpus
 from course_copy import Course
-from grader.engine.classroom import entries, gradebook, pages, records, submissions, worker
+from grader.engine.classroom import submitters, gradebook, pages, records, submissions, worker
 from grader.engine.commands import grading_progress
 from grader.engine.inside import read_submission
 from grader.engine.jobs import batch_file
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import Wrong
 from grader.engine.lesson import submission_files, lessons, parsing
 from grader.engine.ranks import rank_endings, events, evidence, cpu_time
 from grader.engine.ranks.job import Job
-from grader.engine.ranks.messages import least_bytes
+from grader.engine.ranks.message_rounds import least_bytes
 from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sandbox
 from grader.kit import check_last_weights, check_parts_travel, same_run
@@ -401,7 +401,7 @@ def test_no_archive_takes_the_name_of_another(tmp_path):
         os.utime(tmp_path / name, (number, number))
     for name in ("eve.zip", "zoe"):
         (tmp_path / name).mkdir()
-    found, told = entries.students(tmp_path)
+    found, told = submitters.students(tmp_path)
     assert {name: [path.name for path in paths] for name, paths in found.items()} == {
         "dupe": ["dupe.zip"],
         "eve": ["eve.zip.zip"],

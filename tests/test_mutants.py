@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from grader.engine.commands import instructor
 from grader.engine.commands.cli import app
-from grader.engine.judge import answers, mutants, mutations, try_seeds
+from grader.engine.judge import other_answers, mutants, mutations, try_seeds
 from grader.engine.judge.judge import checked_lessons
 
 
@@ -44,7 +44,7 @@ def test_a_lesson_is_judged_half_done(runner, lesson, todo):
 @pytest.mark.parametrize("lesson", checked_lessons())
 def test_every_todo_has_a_wrong_answer(lesson):
     numbers = set(mutants.lessons.titles(lesson))
-    assert {answer.todo for answer in answers.listed(lesson, answers.WRONG)} == numbers
+    assert {answer.todo for answer in other_answers.listed(lesson, other_answers.WRONG)} == numbers
 
 
 def test_a_judge_that_accepts_everything_is_found_out(runner, monkeypatch):

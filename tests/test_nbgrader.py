@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell
 from nbgrader.api import Gradebook
 
 from course_copy import Course
-from grader.engine.judge.answers import WRONG, listed
+from grader.engine.judge.other_answers import WRONG, listed
 from grader.engine.lesson import lessons, todo_regions
 from student_notebook import LESSON, Kernel, blank, cell, save
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.lesson import lessons, todo_regions
 from grader.kit import reported, same_report
 from lesson_checks import everything

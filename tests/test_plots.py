@@ -5,7 +5,7 @@ import io
 from matplotlib.image import imread
 
 from grader.engine.commands.notebook import RanksRun
-from grader.engine.ranks.messages import Collective, Message
+from grader.engine.ranks.message_rounds import Collective, Message
 from utils.plots import base, collectives, data_parallel, zero
 
 
@@ -13,7 +13,7 @@ def shown(picture):
     return imread(io.BytesIO(picture._repr_png_()))
 
 
-def test_messages():
+def test_message_rounds():
     sent = [Message(0, 1, 4000, 1, 5.0, 5.1), Message(1, 2, 12, 2, 5.1, 5.3)]
     assert shown(base.messages(sent, "f")).ndim == 3
     assert shown(base.messages([], "nothing")).ndim == 3

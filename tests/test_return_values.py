@@ -7,7 +7,7 @@ from torch import Tensor, nn, ones
 
 from grader.engine.inside.changed_arguments import Given
 from grader.engine.inside.return_values import keeps, with_numbers
-from grader.engine.judge.answers import Answer, answered
+from grader.engine.judge.other_answers import Answer, answered
 from grader.engine.judge.mutants import judge_of
 from grader.engine.lesson import lessons
 

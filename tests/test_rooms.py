@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.engine.lesson import build, file_list, lessons, release
+from grader.engine.lesson import build, contributing_lists, lessons, release
 from grader.engine.lesson.lessons import COURSE
 
 GRADER = COURSE / "grader"
@@ -197,7 +197,7 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
 
 def test_no_circle_of_imports():
     found = arrows()
-    assert "grader.engine.ranks.server_connection" in found["grader.engine.ranks.session"]
+    assert "grader.engine.ranks.server_connection" in found["grader.engine.ranks.run_session"]
     assert circle(found) == []
 
 
@@ -207,11 +207,11 @@ def test_a_circle_is_seen():
 
 def test_contributing_names_every_file_with_its_sentence():
     text = (COURSE / build.CONTRIBUTING).read_text("utf-8")
-    assert f"\n{file_list.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
-    assert f"\n{file_list.signatures()}\n<!-- end of signatures -->" in text, "run ./workbook build"
-    assert "\ncheck_tensor(what, seen, right, rel=0.0, rank=None, *, dtype=None," in file_list.signatures()
+    assert f"\n{contributing_lists.tree()}\n<!-- end of files -->" in text, "run ./workbook build"
+    assert f"\n{contributing_lists.signatures()}\n<!-- end of signatures -->" in text, "run ./workbook build"
+    assert "\ncheck_tensor(what, seen, right, rel=0.0, rank=None, *, dtype=None," in contributing_lists.signatures()
     for path in [*FILES, *KIT, *LIBRARY]:
-        assert file_list.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
+        assert contributing_lists.sentence(path) or path.name == "__init__.py", f"{spoken(path)} has no docstring"
 
 
 def test_what_contributing_points_to_is_there():

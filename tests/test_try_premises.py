@@ -4,7 +4,7 @@ import pytest
 
 from grader.engine.judge.judge import DRAWS
 from grader.engine.judge.try_premises import Rehearsal, Tried, rehearse
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import todo
 from grader.engine.ranks.diagnose import Unjudged
 from grader.engine.ranks.runner import Runner

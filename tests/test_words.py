@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from grader.engine.commands import screen
-from grader.engine.judge.answers import WRONG, answered, listed
+from grader.engine.judge.other_answers import WRONG, answered, listed
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.mutants import judge_of
 from grader.engine.judge.verdict import Verdict, Wrong, apart, expect, hinted

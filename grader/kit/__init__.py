@@ -32,18 +32,18 @@ from grader.engine.inside.reads import bytes_read, watch_reads
 from grader.engine.inside.recording import elements, record_files, record_training
 from grader.engine.inside.return_values import kind_of
 from grader.engine.jobs import batch_file, job_endings, batch_header, stand_ins
-from grader.engine.judge.answers import Answer
-from grader.engine.judge.student import Student
+from grader.engine.judge.other_answers import Answer
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import Since, Wrong, count_of, expect, hinted, todo
 from grader.engine.lesson.lessons import Unit
 from grader.engine.ranks.diagnose import Fault, place
 from grader.engine.ranks.job import Private
 from grader.engine.ranks.evidence import whole
-from grader.engine.ranks.messages import Collective, cases, collectives, rehearse
+from grader.engine.ranks.message_rounds import Collective, cases, collectives, rehearse
 from grader.engine.ranks.run import Run
 from grader.kit.grids import check_grids, check_row_samplers
 from grader.kit.launches import LOCAL, check_launches, first_node, is_first_node
-from grader.kit.messages import OWN_ZEROS, PARTED, WAITING, check_delivery
+from grader.kit.message_checks import OWN_ZEROS, PARTED, WAITING, check_delivery
 from grader.kit.on_rank import (
     a_number,
     answers_on_rank,
@@ -80,7 +80,7 @@ from grader.kit.scripts import (
     together,
     training,
 )
-from grader.kit.sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares, without
+from grader.kit.drawn_sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares, without
 from grader.kit.split_model import (
     EXACT,
     check_norm,
@@ -113,7 +113,7 @@ from grader.kit.traffic import (
     ring_bytes,
     sent_by,
 )
-from grader.kit.values import (
+from grader.kit.drawn_values import (
     LARGE,
     STALE,
     columns,

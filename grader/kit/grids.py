@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import expect, hinted
 from grader.kit.scripts import check_dealt, each_once
-from grader.kit.sizes import rectangles
+from grader.kit.drawn_sizes import rectangles
 from grader.kit.split_on_rank import grids_on_rank
 
 

@@ -4,7 +4,7 @@ user's arguments as they were."""
 import shlex
 
 from grader.engine.jobs import batch_file, batch_header, stand_ins
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import Wrong, count_of, expect
 from grader.engine.lesson.lessons import Unit
 

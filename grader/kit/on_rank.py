@@ -12,7 +12,7 @@ from grader.engine.inside.changed_arguments import plain_name
 from grader.engine.inside.observe import Reporter, mark, next_world
 from grader.engine.inside.recording import record_training
 from grader.engine.inside.return_values import kind_of
-from grader.kit.values import STALE
+from grader.kit.drawn_values import STALE
 
 
 def answers_on_rank(code, rank, world, calls):

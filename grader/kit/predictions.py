@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import expect
 from grader.engine.ranks.diagnose import Fault
 from grader.kit.on_rank import a_number, answers_on_rank

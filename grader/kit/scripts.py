@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import Wrong, count_of, expect, hinted
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.evidence import whole

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import Wrong, expect
 from grader.kit.predictions import known
 from grader.kit.tensors import check_tensor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from grader.engine.judge.verdict import count_of, expect
-from grader.engine.ranks.messages import Collective, collectives
+from grader.engine.ranks.message_rounds import Collective, collectives
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")  # collectives in which one rank differs from the others
 

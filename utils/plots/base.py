@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grader.engine.ranks.messages import Message
+    from grader.engine.ranks.message_rounds import Message
 
 STYLE = Path(__file__).with_name("workbook.mplstyle")
 # Told apart by the colour-blind, too (Okabe and Ito).

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.figure import Figure
 
     from grader.engine.commands.notebook import RanksRun
-    from grader.engine.ranks.messages import Collective
+    from grader.engine.ranks.message_rounds import Collective
 
 
 def caps(

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grader.engine.ranks.messages import Collective
+    from grader.engine.ranks.message_rounds import Collective
 
 Rows = Sequence[Sequence[int]]  # for each rank, how many rows it sends to each expert
 

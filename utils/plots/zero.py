@@ -8,7 +8,7 @@ from utils.plots.base import COLOURS, Picture, bars_axes, losses, messages, spok
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
     from matplotlib.figure import Figure
 
-    from grader.engine.ranks.messages import Collective
+    from grader.engine.ranks.message_rounds import Collective
 
 
 def held(measured: dict[str, Sequence[dict[str, int]]], predicted: dict[str, Sequence[float]]) -> Picture:

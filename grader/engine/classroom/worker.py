@@ -32,7 +32,7 @@ from grader.engine.classroom.records import (
     longest,
     write_whole,
 )
-from grader.engine.judge import student as of_students
+from grader.engine.judge import student_in_checks as of_students
 from grader.engine.judge.judge import Judge
 from grader.engine.lesson import lessons, parsing
 from grader.engine.lesson.student_files import course_digest

@@ -185,7 +185,7 @@ def grade(
         fail(f"no lesson of the track {track} can be graded here")
     from grader.engine.classroom import grade as grading
     from grader.engine.classroom import pages
-    from grader.engine.classroom.entries import students
+    from grader.engine.classroom.submitters import students
     from grader.engine.commands import grading_progress
     from grader.engine.lesson.release import ReleaseError
     from grader.engine.ranks import backends

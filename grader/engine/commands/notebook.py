@@ -12,13 +12,13 @@ from grader import OWN, RanksStopped
 from grader.engine.commands.record_verdicts import remember
 from grader.engine.judge.judge import Judge, checked_lessons
 from grader.engine.judge.passed_todos import Passed
-from grader.engine.judge.student import explain_missing, named_places
+from grader.engine.judge.student_in_checks import explain_missing, named_places
 from grader.engine.judge.verdict import Verdict
 from grader.engine.lesson import lessons, reference_solution
 from grader.engine.ranks import backends, evidence
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job
-from grader.engine.ranks.messages import Collective, Message, cases, collectives, rehearse
+from grader.engine.ranks.message_rounds import Collective, Message, cases, collectives, rehearse
 
 runner = Runner(kept=True, in_kernel=True)  # warm from the first check to the kernel's end
 atexit.register(runner.close)

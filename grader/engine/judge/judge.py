@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from grader.engine.judge.passed_todos import Passed
-from grader.engine.judge.student import Student, hint_of_syntax, named_places
-from grader.engine.judge.second_pass import KEPT, Second
+from grader.engine.judge.student_in_checks import Student, hint_of_syntax, named_places
+from grader.engine.judge.check_twice import KEPT, Second
 from grader.engine.judge.verdict import ALIKE, BadCheck, BadDraw, Todo, Verdict, Wrong, text, todos
 from grader.engine.lesson import changes, lessons, parsing, todo_regions, texts
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where, place

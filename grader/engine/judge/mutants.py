@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grader.engine.judge import mutations
-from grader.engine.judge.answers import RIGHT, WRONG, Answer, answered, listed, solved
+from grader.engine.judge.other_answers import RIGHT, WRONG, Answer, answered, listed, solved
 from grader.engine.judge.judge import Judge, needed, needs_of
 from grader.engine.judge.verdict import ALIKE, Verdict
 from grader.engine.lesson import lessons

@@ -12,7 +12,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 
-from grader.engine.judge.answers import Answer, sources
+from grader.engine.judge.other_answers import Answer, sources
 from grader.engine.lesson import todo_regions
 
 TURNED = {

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from grader.engine.judge import student as of_students
+from grader.engine.judge import student_in_checks as of_students
 from grader.engine.judge.judge import DRAWS, checks_of
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import BadDraw
 from grader.engine.lesson import lessons
 from grader.engine.ranks.diagnose import Unjudged

@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 import nbformat
 
-from grader.engine.lesson import build, lessons, todo_regions, release, script_changes, tracks
+from grader.engine.lesson import build, lessons, todo_regions, release, script_diffs, tracks
 
 FRAME = Path("docs") / "book"  # Sphinx's settings, the first page, a style
 # In this order, as far as they exist.
@@ -82,9 +82,7 @@ def gather(course: Path, source: Path) -> list[str]:
     own = {*guides, QUESTIONS.as_posix()}
     beside = [name for path in sorted((course / "docs").glob("*.md")) if (name := f"docs/{path.name}") not in own]
     texts = {name: (course / name).read_text("utf-8") for name in (*guides, *beside)}
-    texts[CHANGES] = jinja2.Template((course / FRAME / "changes.md").read_text("utf-8")).render(
-        diff=script_changes.diff
-    )
+    texts[CHANGES] = jinja2.Template((course / FRAME / "changes.md").read_text("utf-8")).render(diff=script_diffs.diff)
     beside.append(CHANGES)
     taken = [stem for stem in lessons.ORDER if stem in lessons.stems()]
     names = [page_of(stem) for stem in taken]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from grader.engine.lesson import file_list, lessons, todo_regions, texts, tracks
+from grader.engine.lesson import contributing_lists, lessons, todo_regions, texts, tracks
 from utils.atomic_write import write_whole
 
 README = "README.md"
@@ -95,10 +95,10 @@ def pages_to_write() -> dict[str, str]:
     tables = [
         (README, "lessons", lessons_table),
         (TEACHING, "tracks", tracks_tables),
-        (CONTRIBUTING, "signatures", file_list.signatures),
-        (CONTRIBUTING, "files", file_list.tree),
-        (FINDINGS, "findings", file_list.findings),
-        (FINDINGS, "findings", file_list.findings),
+        (CONTRIBUTING, "signatures", contributing_lists.signatures),
+        (CONTRIBUTING, "files", contributing_lists.tree),
+        (FINDINGS, "findings", contributing_lists.findings),
+        (FINDINGS, "findings", contributing_lists.findings),
     ]
     changed: dict[str, str] = {}
     for name, what, table in tables:

@@ -30,7 +30,7 @@ def changed_elsewhere(source: str, edited: str, statements: Sequence[Sequence] |
     docstrings, annotations, comments, and how a statement is wrapped and quoted.
 
     Args:
-        statements: the statements of `edited`, as in an `Outline`; None if it is not Python: it is compared line by line.
+        statements: the statements of `edited`, as in an `Outline`; None if it is not Python: lines are compared then.
     """
     given = compose(source)
     if edited == given:

@@ -11,7 +11,7 @@ from grader.engine.ranks.server_connection import Connection, ServerGone
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.run import Run
-from grader.engine.ranks.session import Session
+from grader.engine.ranks.run_session import Session
 from grader.engine.walls import sandbox
 
 

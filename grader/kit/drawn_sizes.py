@@ -7,7 +7,7 @@ Sizes hide mistakes: a square mesh, one stage a rank, shares of equal size, neve
 import random
 from collections.abc import Sequence
 
-from grader.kit.values import unsorted
+from grader.kit.drawn_values import unsorted
 
 
 def pipelines(draw: random.Random, chunks: Sequence[int] = (1,), groups: bool = False) -> list[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grader.engine.ranks.diagnose import Fault, place
-from grader.engine.ranks.messages import Message, left_in_flight, rehearse, written_in_flight
+from grader.engine.ranks.message_rounds import Message, left_in_flight, rehearse, written_in_flight
 
 # The hint for a deadlock.
 WAITING = (

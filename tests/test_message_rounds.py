@@ -4,7 +4,14 @@ from itertools import count
 
 import pytest
 
-from grader.engine.ranks.messages import Collective, cases, collectives, left_in_flight, rehearse, written_in_flight
+from grader.engine.ranks.message_rounds import (
+    Collective,
+    cases,
+    collectives,
+    left_in_flight,
+    rehearse,
+    written_in_flight,
+)
 
 
 def rank(*calls):

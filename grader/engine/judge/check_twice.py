@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from grader.engine.judge.student import Request, Student
+from grader.engine.judge.student_in_checks import Request, Student
 from grader.engine.judge.verdict import BadDraw
 from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.run import Run

@@ -11,7 +11,7 @@ from tests import on_ranks
 from grader.engine.inside.changed_arguments import Given
 from grader.engine.judge import judge
 from grader.engine.judge.judge import Judge, checked_lessons, checks_of
-from grader.engine.judge.student import Student
+from grader.engine.judge.student_in_checks import Student
 from grader.engine.judge.verdict import expect, todo
 from grader.engine.lesson import lessons, todo_regions
 from grader.engine.lesson.lessons import Unit

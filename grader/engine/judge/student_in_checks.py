@@ -20,7 +20,7 @@ from grader.engine.ranks.backends import NoBackend
 from grader.engine.ranks.diagnose import Fault, Unjudged, Where
 from grader.engine.ranks.runner import Runner
 from grader.engine.ranks.job import Job, Private
-from grader.engine.ranks.messages import least_bytes
+from grader.engine.ranks.message_rounds import least_bytes
 from grader.engine.ranks.run import Run
 
 
