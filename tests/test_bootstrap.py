@@ -12,7 +12,7 @@ import pytest
 from grader.engine.jobs import missing_packages
 from grader.engine.lesson import lessons
 
-# It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself.
+# It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself, and so is its uv.
 PYTHON = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >>"$LOG"
@@ -21,7 +21,12 @@ case "$*" in
     *ensurepip*) exit {without_venv} ;;
     "-m venv "*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; touch "$4/pip" ;;
     "-m pip --version") [ -e "$(dirname "$0")/../pip" ] ;;
-    "-m pip "*) [ ! -e "$LOG.offline" ] ;;
+    "-m pip config list") [ ! -e "$LOG.settings" ] || cat "$LOG.settings" ;;
+    "-m pip "*" uv=="*) [ ! -e "$LOG.no-uv" ] && cp "$0" "$(dirname "$0")/uv" ;;
+    *whl/cpu*) [ ! -e "$LOG.no-cpu-torch" ] ;;
+    "-m pip "* | "pip install "*)
+        echo "of indexes $UV_DEFAULT_INDEX|$UV_INDEX|$UV_FIND_LINKS" >>"$LOG"
+        [ ! -e "$LOG.offline" ] || {{ printf 'error: Request failed\n  cause: dns error\n' >&2; exit 2; }} ;;
     --version) echo Python 3.12.1 ;;
     *grader.engine.commands.cli*) echo "ran $4 in $PWD" ;;
 esac
@@ -38,7 +43,7 @@ class Bench:
         for name in ("workbook", "requirements.txt", "grader/engine/jobs/missing_packages.py", "utils/releases.py"):
             shutil.copy2(lessons.COURSE / name, self.course / name)
         self.bin.mkdir()
-        for tool in ("sh", "dirname", "basename", "cksum", "cat", "cp", "mkdir", "sed", "touch"):
+        for tool in ("sh", "dirname", "basename", "cksum", "cat", "cp", "mkdir", "sed", "tail", "touch"):
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.put("uname", "#!/bin/sh\necho Linux\n")
 
@@ -61,6 +66,12 @@ class Bench:
             timeout=60,
             env={"PATH": str(self.bin), "LOG": str(self.log_file), **env},
         )
+
+    def switch(self, name: str, text: str = "") -> Path:
+        """A file that changes how the stand-ins behave: offline, no-uv, no-cpu-torch, settings (of pip)."""
+        path = Path(f"{self.log_file}.{name}")
+        path.write_text(text)
+        return path
 
     def log(self, word: str) -> list[str]:
         return [line for line in self.log_file.read_text().splitlines() if word in line]
@@ -101,7 +112,7 @@ def test_installs_once_and_again_when_the_requirements_change(bench):
     done = bench.run("status")
     # The user's folder stays the current one.
     assert done.stdout.startswith("ran ") and str(bench.bin.parent) in done.stdout
-    assert len(bench.log("install -r")) == 1
+    assert len(bench.log(" -r ")) == 1 and bench.log(" -r ")[0].startswith("uv pip install ")
     # the python of .venv, not the python3 that made it
     assert bench.log("grader.engine.commands.cli")[0].startswith("python ")
 
@@ -110,7 +121,7 @@ def test_installs_once_and_again_when_the_requirements_change(bench):
     with (bench.course / "requirements.txt").open("a") as file:
         file.write("another==1\n")
     bench.run("status")
-    assert bench.log("install -r") and not bench.log("-m venv")
+    assert bench.log(" -r ") and not bench.log("-m venv")
 
 
 def test_cpu_torch_first_where_there_is_no_gpu_driver(bench):
@@ -118,36 +129,72 @@ def test_cpu_torch_first_where_there_is_no_gpu_driver(bench):
         pytest.skip("this machine has a GPU driver")
     bench.python()
     bench.run("status")
-    torch, rest = bench.log("pip --disable")
-    assert "--extra-index-url https://download.pytorch.org/whl/cpu torch==2." in torch and "install -r" in rest
+    torch, rest = bench.log("uv pip install")
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu torch==2." in torch and "-r " in rest
 
     shutil.rmtree(bench.course / ".venv")
     bench.put("nvidia-smi", "#!/bin/sh\n")
     bench.run("status")
-    assert len(bench.log("pip --disable")) == 1
+    assert len(bench.log("uv pip install")) == 1
+
+
+def test_torch_for_cpus_may_be_out_of_reach(bench):
+    """Then the plain one is installed, and the reader knows why so much is loaded."""
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a GPU driver")
+    bench.python()
+    bench.switch("no-cpu-torch")
+    done = bench.run("status")
+    assert done.returncode == 0 and "the CPU build of torch cannot be had" in done.stderr and bench.log(" -r ")
+
+
+def test_without_uv_pip_installs(bench):
+    bench.python()
+    bench.switch("no-uv")
+    done = bench.run("status")
+    assert done.returncode == 0 and bench.log(" -r ")[0].startswith("python -m pip ")
+
+
+def test_uv_takes_the_indexes_of_pips_settings(bench):
+    bench.python()
+    settings = """:env:.index-url='https://site/simple'
+global.extra-index-url='https://a/simple\\nhttps://b/simple'
+global.find-links='/wheels /more'
+global.index-url='https://another/simple'
+"""
+    bench.switch("settings", settings)
+    bench.run("status")
+    assert bench.log("of indexes")[-1] == (
+        "of indexes https://site/simple|https://a/simple https://b/simple|/wheels,/more"
+    )
+    (bench.course / ".venv" / "installed").unlink()
+    bench.run("status", UV_DEFAULT_INDEX="https://mine/simple")
+    assert bench.log("of indexes")[-1].startswith("of indexes https://mine/simple|")
 
 
 def test_macos_has_one_torch(bench):
     bench.python()
     bench.put("uname", "#!/bin/sh\necho Darwin\n")
     bench.run("status")
-    assert len(bench.log("pip --disable")) == 1
+    assert len(bench.log("uv pip install")) == 1
 
 
 def test_goes_on_after_an_interruption(bench):
     bench.python()
-    offline = Path(f"{bench.log_file}.offline")
-    offline.touch()
+    offline = bench.switch("offline")
     done = bench.run("status")
-    assert done.returncode == 2 and done.stdout == "" and "goes on from there" in done.stderr
+    assert done.returncode == 2 and done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    log = bench.course / ".venv" / "install.log"
+    assert "(dns error)" in last and str(log) in last and "goes on from there" in last and "cause:" in log.read_text()
     offline.unlink()
     assert bench.run("status").returncode == 0
-    assert bench.log("install -r") and not bench.log("-m venv")  # the .venv was whole
+    assert bench.log(" -r ") and not bench.log("-m venv")  # the .venv was whole
 
     (bench.course / ".venv" / "installed").unlink()
     (bench.course / ".venv" / "pip").unlink()  # as if stopped before pip was in it
     bench.run("status")
-    assert bench.log("-m venv --clear") and bench.log("install -r")
+    assert bench.log("-m venv --clear") and bench.log(" -r ")
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="this machine has no flock")

@@ -13,6 +13,7 @@ from grader.engine.lesson.lessons import COURSE
 STAND_INS = {
     "bin/dpkg-query": "echo install ok installed",
     ".venv/bin/python": f'[ "$1" = -c ] || exit 0\nexec {sys.executable} "$@"',
+    ".venv/bin/uv": "",
     "workbook": """case "$*" in
 "test --all")
     [ "$FAILED" = '[]' ] && exit
