@@ -54,9 +54,9 @@ LESSONS = GRADER / "lessons"
 OF_LESSONS = sorted(LESSONS.glob("*/**/*.py"))
 RANKS = [path for path in OF_LESSONS if "ranks" in (path.stem, path.parent.name)]
 # Of the kit a rank uses what is on its side of the wall, and what draws values and sizes; `ends` runs a batch file.
-FOR_RANKS = {f"grader.kit.{name}" for name in ("on_rank", "split_on_rank", "tiny_model", "drawn_values", "drawn_sizes")} | {
-    "grader.engine.jobs.job_endings"
-}
+FOR_RANKS = {
+    f"grader.kit.{name}" for name in ("on_rank", "split_on_rank", "tiny_model", "drawn_values", "drawn_sizes")
+} | {"grader.engine.jobs.job_endings"}
 LIBRARY = sorted((COURSE / "utils").rglob("*.py"))
 
 
