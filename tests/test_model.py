@@ -199,6 +199,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         (torch.zeros(2), 'needs the keys "model" and "config"'),
         (model, "plain tensors only"),
         ({"model": small(11).state_dict(), "config": model.config}, "do not fit"),
+        ({"model": model.state_dict(), "config": model.config | {"n_experts": 4, "top_k": 2}}, "a mixture of experts"),
     ]:
         torch.save(saved, path)
         with pytest.raises(ValueError, match=message):

@@ -391,6 +391,13 @@ def test_parameters_and_products_are_the_models():
     assert work.per_token(sizes) == (sum(w.numel() for w in weights.values()), 6 * products + 12 * 3 * 24 * 16)
 
 
+def test_every_number_of_a_list_has_a_curve_of_its_own():
+    from utils.metrics import flat
+
+    found = dict(flat("step", {"loss": 2.5, "load": [[7, 1], [4, 4]]}))
+    assert found == {"step/loss": 2.5, "step/load/0/0": 7, "step/load/0/1": 1, "step/load/1/0": 4, "step/load/1/1": 4}
+
+
 def test_of_a_mixture_all_experts_are_parameters_and_few_compute_a_token():
     sizes = dict(vocab_size=97, dim=24, n_layers=3, max_len=16)
     (plain, flops), experts = work.per_token(sizes), sizes | {"n_experts": 5, "top_k": 2}

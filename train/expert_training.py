@@ -1,17 +1,17 @@
 r"""Train a mixture of experts: more weights than a token uses, spread over ranks (expert parallel, EP).
 
-Experts on four ranks: torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 4
-On two, and two copies: torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 2 --experts 8
-With a capacity:      torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/expert_training.py --ep 2 --capacity 1.25
-Stop and resume:      torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 4 --save-every 50
-                      python train/expert_training.py --resume runs/expert_training/step-100
-One process:          python train/expert_training.py
-More nodes:           sbatch sbatch/expert_training.sbatch              (JURECA)
-                      qsub sbatch/expert_training.pbs                   (Polaris)
+One on each:       torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 4
+Two on each:       torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 2
+With a capacity:   torchrun --local-addr 127.0.0.1 --nproc-per-node 2 train/expert_training.py --ep 2 --capacity 1.25
+Stop and resume:   torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/expert_training.py --ep 4 --save-every 50
+                   python train/expert_training.py --resume runs/expert_training/step-100
+One process:       python train/expert_training.py
+More nodes:        sbatch sbatch/expert_training.sbatch              (JURECA)
+                   qsub sbatch/expert_training.pbs                   (Polaris)
 
 It builds on 07_expert_parallel (rows travel to their experts and back; what you built there is now in
 utils/after_07_expert_parallel.py) and on fsdp_training: it starts as that script's solution
-(utils/after_fsdp_training.py) with experts that no token is sent to, and runs at every stage. Fill the TODOs in the order
+(utils/after_fsdp_training.py), with experts of which a rank uses one, and runs at every stage. Fill the TODOs in the order
 of their numbers, which is not always the order of the lines; `./workbook check expert_training` says how far you have got.
 
 The MLP of each block is now E experts, each an MLP of the same size, and a router that chooses K of them for each token.
