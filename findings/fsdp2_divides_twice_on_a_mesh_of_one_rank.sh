@@ -5,7 +5,8 @@
 # "Sets a custom divide factor for the gradient reduction."
 # Happens: where the mesh has one rank, nothing is reduced; the gradient is divided while it is copied, and once more
 # after that, as it is after a forced sum. So it is divided by 16. Without forced sums it is right on one rank; on more
-# ranks gloo then refuses ("Cannot use ReduceOp.PREMUL_SUM with Gloo"). A mesh of one rank is what experts have, if as many ranks as there are share them.
+# ranks gloo then refuses ("Cannot use ReduceOp.PREMUL_SUM with Gloo"). Experts have a mesh of one rank where all ranks
+# divide them.
 # Output seen: gradients divided by 16.0 with forced sums, and by 4.0 without
 # How to run: bash fsdp2_divides_twice_on_a_mesh_of_one_rank.sh   (needs Python 3.11+ and pip; exits 0 if the behaviour is still as stated here)
 # A Python that already has torch can be given instead of the new environment: FINDING_PYTHON=/path/to/python

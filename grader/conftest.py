@@ -1,7 +1,7 @@
 """`pytest grader`: the same verdicts as everywhere, as pytest tells them.
 
 pytest collects the checks; `Judge` reaches the verdicts, in order and each
-once, also those of needed TODOs that were not selected.
+once, also for needed TODOs that were not selected.
 """
 
 import importlib

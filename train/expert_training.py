@@ -11,8 +11,9 @@ More nodes:        sbatch sbatch/expert_training.sbatch              (JURECA)
 
 It builds on 07_expert_parallel (rows travel to their experts and back; what you built there is now in
 utils/after_07_expert_parallel.py) and on fsdp_training: it starts as that script's solution
-(utils/after_fsdp_training.py), with experts of which a rank uses one, and runs at every stage. Fill the TODOs in the order
-of their numbers, which is not always the order of the lines; `./workbook check expert_training` says how far you have got.
+(utils/after_fsdp_training.py), with experts, the first on each rank for all its tokens, and runs at every stage. Fill the
+TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check expert_training` says
+how far you have got.
 
 The MLP of each block is now E experts, each an MLP of the same size, and a router that chooses K of them for each token.
 Every rank has samples of its own, as in fsdp_training. A *row* of ranks has all experts together, each rank E / ep of

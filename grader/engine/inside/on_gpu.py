@@ -155,7 +155,7 @@ def drawn(function: Callable, device: torch.device) -> Callable:
 
 
 def drawn_like(function: Callable, device: torch.device) -> Callable:
-    """A function that draws a tensor of the same shape as another one."""
+    """A function that draws a tensor with the shape of a given one."""
 
     @functools.wraps(function)
     def draw(tensor: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:

@@ -30,7 +30,7 @@ MAGIC = re.compile(r"(\s*+)(%{1,2}[a-zA-Z]|!|\?|[\w, ]+=\s*(%[a-zA-Z]|!)|[\w.*]+
 
 
 class Outline(NamedTuple):
-    """What Python's parser says of a piece of code."""
+    """What Python's parser finds in a piece of code."""
 
     error: str  # why it does not compile; "" if it does
     line: int  # 1-based, of the error
