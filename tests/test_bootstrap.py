@@ -26,6 +26,7 @@ case "$*" in
     *whl/cpu*) [ ! -e "$LOG.no-cpu-torch" ] ;;
     "-m pip "* | "pip install "*)
         echo "of indexes $UV_DEFAULT_INDEX|$UV_INDEX|$UV_FIND_LINKS" >>"$LOG"
+        case "$0" in *uv) [ ! -e "$LOG.uv-fails" ] || exit 2 ;; esac
         [ ! -e "$LOG.offline" ] || {{ printf 'error: Request failed\n  cause: dns error\n' >&2; exit 2; }} ;;
     --version) echo Python 3.12.1 ;;
     *grader.engine.commands.cli*) echo "ran $4 in $PWD" ;;
@@ -68,7 +69,7 @@ class Bench:
         )
 
     def switch(self, name: str, text: str = "") -> Path:
-        """A file that changes how the stand-ins behave: offline, no-uv, no-cpu-torch, settings (of pip)."""
+        """A file that changes how the stand-ins behave: offline, no-uv, uv-fails, no-cpu-torch, settings (of pip)."""
         path = Path(f"{self.log_file}.{name}")
         path.write_text(text)
         return path
@@ -153,6 +154,14 @@ def test_without_uv_pip_installs(bench):
     bench.switch("no-uv")
     done = bench.run("status")
     assert done.returncode == 0 and bench.log(" -r ")[0].startswith("python -m pip ")
+
+
+def test_where_uv_fails_pip_installs(bench):
+    """It knows its own settings: a proxy, a certificate, a folder of wheels that is gone."""
+    bench.python()
+    bench.switch("uv-fails")
+    done = bench.run("status")
+    assert done.returncode == 0 and [line.split()[0] for line in bench.log(" -r ")] == ["uv", "python"]
 
 
 def test_uv_takes_the_indexes_of_pips_settings(bench):
