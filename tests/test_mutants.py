@@ -11,7 +11,7 @@ from grader.engine.judge import other_answers, mutants, mutations, try_seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-ONE_IN = 16  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
+ONE_IN = 24  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
 
 
 def judged_rightly(lesson, trials, again=""):
