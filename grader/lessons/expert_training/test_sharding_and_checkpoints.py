@@ -16,6 +16,7 @@ import torch
 
 from grader.kit import (
     Private,
+    Since,
     check_checkpoint,
     check_norm,
     corpus,
@@ -28,9 +29,12 @@ from grader.kit import (
     todo,
 )
 from utils.data import EpochOrder, Windows, load_corpus
+from utils.releases import AVERAGES_SINCE
 
 from .common import check_own, drawn_sizes, made_whole, own_names, whole_model
 from .ranks import clip_on_rank, fill, precision_on_rank, save_on_rank, shard_on_rank
+
+AVERAGES = Since(*AVERAGES_SINCE, on_cpus=True)
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 6: two meshes
@@ -61,7 +65,7 @@ FACTOR = (
 )
 
 
-@todo(6, needs=(2, 3), in_place=("model",))
+@todo(6, since=AVERAGES, needs=(2, 3), in_place=("model",))
 def test_todo6_shards(student):
     draw, wholes = student.draw("shards"), {}
     for rows, ep in student.several([(2, 2), (1, 3), (3, 1)]):
@@ -244,7 +248,7 @@ def run_in_one(data, n_experts, k, capacity, steps=2, batch=12, seq_len=8):
     return {"losses": losses, "loads": loads, "weights": weights, "gap": mixture.gap}
 
 
-@todo(8, needs=(1, 2, 3, 4, 6, 7))
+@todo(8, since=AVERAGES, needs=(1, 2, 3, 4, 6, 7))
 def test_todo8_checkpoints(student):
     data, runs = corpus(student), student.several(RUNS)
     rights = []
