@@ -1,5 +1,6 @@
 """Batch files: read as a scheduler reads them, run by stand-ins, and Polaris's once for real."""
 
+import ast
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import pytest
 from course_copy import Course
 from grader.engine.jobs import batch_file, batch_header, launchers, stand_ins
 from grader.engine.jobs import submit_job as job_scheduler
-from grader.engine.lesson import build, lessons
+from grader.engine.lesson import build, lessons, todo_regions
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
 FILES = sorted(path.name for path in SOURCES.iterdir())
@@ -391,6 +392,30 @@ def test_preflight_meets_at_the_node_of_task_0(tmp_path, monkeypatch):
         for start in seen["starts"]:
             assert start["env"]["MASTER_ADDR"] == f"{first}i"
             assert (start["env"]["SLURM_PROCID"] == "0") <= (stand_ins.NODES["sbatch"][start["node"]] == first)
+
+
+def of_a_notebook(lesson, *functions):
+    """What the last of these functions of the solved notebook returns."""
+    source, names = lessons.source_path(lesson).read_text("utf-8"), {}
+    tree = ast.parse(todo_regions.compose(source, todo_regions.titles(source)))
+    tree.body = [node for node in tree.body if getattr(node, "name", "") in functions]
+    exec(compile(tree, lesson, "exec"), names)
+    return names[functions[-1]]()
+
+
+OF_SLURM = {f"{lesson}.sbatch": build.batch_file(lesson, ".sbatch") for lesson in LATER} | {
+    "11_when_it_hangs": of_a_notebook("11_when_it_hangs", "meeting_place_5", "batch_file_5")
+}
+
+
+@pytest.mark.parametrize("name", OF_SLURM)
+def test_a_job_works_where_it_starts_and_not_where_it_was_submitted(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told, elsewhere = stand_ins.slurm, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(stand_ins, "slurm", lambda nodes, job, folder: told(nodes, job, elsewhere))  # sbatch -D
+    seen = stand_ins.submit(OF_SLURM[name], "sbatch", "when_it_hangs")["2"]
+    assert seen["code"] == 0 and {start["folder"] for start in seen["starts"]} == {"."}, seen
 
 
 def test_torchrun_meets_at_the_first_node_whatever_order_tasks_are_dealt_in(tmp_path, monkeypatch):
