@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from grader.kit import (
+    COPIED,
     OWN_ZEROS,
     Fault,
     Private,
@@ -37,7 +38,7 @@ from grader.kit import (
 )
 
 from .common import box, line_of, shuffled, spoken
-from .ranks import AXES, KINDS, due_on_rank, gradients_on_rank, norm_on_rank, players_of, weights_of
+from .ranks import AXES, DRAWN, KINDS, due_on_rank, gradients_on_rank, norm_on_rank, players_of, weights_of
 
 # ---------------------------------------------------------------------------------------------------
 # Boxes of ranks, as the checks have them
@@ -80,7 +81,7 @@ def drawn_for(draw, sizes):
     """name -> gradient, for each rank. Each is all zeros on a rank; ranks with the same tokens have the same."""
     world = math.prod(sizes.values())
     ranks = [
-        dict(zip(KINDS, zeros_in_turn([torch.tensor(numbers(draw, 3)) for _ in KINDS], rank, world)))
+        dict(zip(KINDS, zeros_in_turn([torch.tensor(numbers(draw, math.prod(DRAWN))) for _ in KINDS], rank, world)))
         for rank in range(world)
     ]
     found = []
@@ -210,11 +211,12 @@ def test_todo4_gradients(student):
 
 
 def check_drawn(case, ranks):
-    on = f"{spoken_mesh(case['sizes'])}, where each gradient is all zeros on one rank"
+    on = f"{spoken_mesh(case['sizes'])}, where each gradient lies in channels_last, and is all zeros on one rank"
     for rank, mine in enumerate(ranks):
         for name in case["drawn"][rank]:
             told = f"{on}: rank {rank}'s gradient of a parameter that is {name}"
-            check_tensor(told, mine[name], synchronized(case["drawn"], case["sizes"], rank, name), CLOSE, rank)
+            right = synchronized(case["drawn"], case["sizes"], rank, name).view(DRAWN)
+            check_tensor(told, mine[name], right, CLOSE, rank, hint=COPIED)
 
 
 def check_gradients(serial, case, ranks, events):

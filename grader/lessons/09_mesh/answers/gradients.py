@@ -260,6 +260,21 @@ WRONG = [
         swap=("0 if facts[name].cut", '0 if ".up" in name'),
         says="is wrong on rank",
     ),
+    Answer(
+        4,
+        "contiguous copies are summed",
+        swap=(
+            "dist.all_reduce(parameter.grad, group=group)",
+            "whole = parameter.grad.contiguous()\n        dist.all_reduce(whole, group=group)",
+        ),
+        says="in channels_last",
+    ),
+    Answer(
+        4,
+        "views are summed",
+        swap=("dist.all_reduce(parameter.grad, group=group)", "dist.all_reduce(parameter.grad.view(-1), group=group)"),
+        says="view size is not compatible",
+    ),
 ]
 
 
