@@ -1,5 +1,6 @@
 """Batch files: read as a scheduler reads them, run by stand-ins, and Polaris's once for real."""
 
+import ast
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import pytest
 from course_copy import Course
 from grader.engine.jobs import batch_file, batch_header, launchers, stand_ins
 from grader.engine.jobs import submit_job as job_scheduler
-from grader.engine.lesson import build, lessons
+from grader.engine.lesson import build, lessons, todo_regions
 
 SOURCES = lessons.COURSE / "solutions" / "sbatch"
 FILES = sorted(path.name for path in SOURCES.iterdir())
@@ -207,9 +208,9 @@ def course(tmp_path_factory):
     return Course(tmp_path_factory.mktemp("course") / "course")
 
 
-def run(course, *args, **env):
+def run(course, *args, lesson="ddp_training", **env):
     return subprocess.run(
-        course.command("run", "ddp_training", *args),
+        course.command("run", lesson, *args),
         cwd=course.folder,
         env=course.environment(**env),
         capture_output=True,
@@ -222,7 +223,7 @@ def run(course, *args, **env):
 
 def scheduler(folder, program, text="exit 1"):
     folder.mkdir()
-    (folder / program).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / program).write_text(f"#!/bin/bash\n{text}\n")
     (folder / program).chmod(0o755)
     return str(folder)  # and nothing else on the PATH: this machine may have a scheduler
 
@@ -300,6 +301,46 @@ def test_a_job_of_pbs_is_followed(course, tmp_path):
     (tmp_path / "bin" / "qstat").chmod(0o755)
     done = run(course, "--nodes", "1", "--batch", "-A me", PATH=path)
     assert done.returncode == 3 and "test loss 3" in done.stdout and "job 77.polaris: ENDED" in done.stdout, done
+
+
+# Trains where the batch file would: it finds the folder in the same way.
+SBATCH = """
+while [ "${{1%.sbatch}}" = "$1" ]; do shift; done
+shift
+SLURM_JOB_NAME=resilient_training SLURM_JOB_ID=77
+source utils/run.sh "$@"
+{python} train/single_gpu_training.py {args} --record --out "$RUN" >{out} 2>&1
+echo "Submitted batch job 77"
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "folder"),
+    [
+        ({}, [], "resilient_training-77"),
+        ({"RUN": "runs/old one"}, [], "old one"),
+        ({"RUN": "runs/older"}, ["--out", "runs/new"], "new"),
+    ],
+)
+def test_the_report_is_about_the_folder_in_which_the_job_has_trained(course, tmp_path, env, args, folder):
+    out = tmp_path / "out"
+    path = scheduler(tmp_path / "bin", "sbatch", SBATCH.format(python=sys.executable, args=" ".join(SMALL), out=out))
+    (tmp_path / "bin" / "scontrol").write_text(
+        f"#!/bin/sh\necho JobState=COMPLETED ExitCode=0:0 JobName=resilient_training StdOut={out}\n"
+    )
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    done = run(course, "--nodes", "1", "--", *args, lesson="resilient_training", PATH=path, **env)
+    assert done.returncode == 0 and "test loss" in done.stdout, done
+    assert re.search(r"report: +(.+)", done.stdout).group(1).strip("'") == f"runs/{folder}/report.html", done.stdout
+
+
+def test_where_to_train_reaches_a_job_of_pbs(course, tmp_path):
+    """qsub hands no environment on. Only files that read RUN are told."""
+    env = {"PATH": str(tmp_path), "RUN": "runs/old"}
+    shown = run(course, "--nodes", "1", "--dry-run", lesson="resilient_training", **env)
+    assert "-v 'ARGS=--out runs/old --record --watch' sbatch/resilient_training.pbs" in shown.stdout, shown
+    shown = run(course, "--nodes", "1", "--dry-run", **env)
+    assert "runs/old" not in shown.stdout and "$ sbatch --nodes=1 sbatch/ddp_training.sbatch" in shown.stdout, shown
 
 
 QSTAT = r"""#!/bin/sh
@@ -391,6 +432,30 @@ def test_preflight_meets_at_the_node_of_task_0(tmp_path, monkeypatch):
         for start in seen["starts"]:
             assert start["env"]["MASTER_ADDR"] == f"{first}i"
             assert (start["env"]["SLURM_PROCID"] == "0") <= (stand_ins.NODES["sbatch"][start["node"]] == first)
+
+
+def of_a_notebook(lesson, *functions):
+    """What the last of these functions of the solved notebook returns."""
+    source, names = lessons.source_path(lesson).read_text("utf-8"), {}
+    tree = ast.parse(todo_regions.compose(source, todo_regions.titles(source)))
+    tree.body = [node for node in tree.body if getattr(node, "name", "") in functions]
+    exec(compile(tree, lesson, "exec"), names)
+    return names[functions[-1]]()
+
+
+OF_SLURM = {f"{lesson}.sbatch": build.batch_file(lesson, ".sbatch") for lesson in LATER} | {
+    "11_when_it_hangs": of_a_notebook("11_when_it_hangs", "meeting_place_5", "batch_file_5")
+}
+
+
+@pytest.mark.parametrize("name", OF_SLURM)
+def test_a_job_works_where_it_starts_and_not_where_it_was_submitted(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told, elsewhere = stand_ins.slurm, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(stand_ins, "slurm", lambda nodes, job, folder: told(nodes, job, elsewhere))  # sbatch -D
+    seen = stand_ins.submit(OF_SLURM[name], "sbatch", "when_it_hangs")["2"]
+    assert seen["code"] == 0 and {start["folder"] for start in seen["starts"]} == {"."}, seen
 
 
 def test_torchrun_meets_at_the_first_node_whatever_order_tasks_are_dealt_in(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | a grid with a data axis and one more | `check_grids`, `check_row_samplers`; on a rank `dealt` |
 | questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives all of these, and its premises, `named_apart` |
-| the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish |
+| the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish; `COPIED`, the hint where a tensor in channels_last was to be filled |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
 | on a rank: what the student's code returned | `as_evidence`; `ranks_of` a process group; `kind_of`, in words |
@@ -92,6 +92,7 @@ from grader.kit.split_model import (
 )
 from grader.kit.split_on_rank import attempt, dealt, drawn_batch, drawn_model, gradients, parameters
 from grader.kit.tensors import (
+    COPIED,
     CROSSED,
     check_given,
     check_shape,

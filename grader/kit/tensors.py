@@ -18,6 +18,11 @@ CROSSED = (
     "Here a second forward pass comes before the backward pass of the first one. What belongs to one call must be kept"
     " where no other call writes: in its own ctx."
 )
+# The hint where what a tensor in channels_last should have received is lacking.
+COPIED = (
+    "In channels_last a tensor is dense, but not in the order of its dimensions, so contiguous() copies it. Into which"
+    " tensor does the call write?"
+)
 SIMPLE = [n for k in range(2, 33) for n in (float(k), 1 / k)]  # factors that a single number may have
 
 

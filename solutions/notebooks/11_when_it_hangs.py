@@ -390,7 +390,6 @@ def batch_file_5() -> str:
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:4
 set -eo pipefail
-cd "$SLURM_SUBMIT_DIR"
 [ -d train ] || cd ..
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 {before}

@@ -55,6 +55,7 @@ def run_as_job(lesson: str, nodes: int, batch: str, args: list[str], dry_run: bo
     """Submit a lesson's batch file, follow it, report on its run, and return its exit code; if `dry_run`, only show."""
     from grader.engine.jobs import submit_job
 
+    args = [*submit_job.named_by_run(lesson), *args]
     job = submit(lesson, nodes, batch, args, dry_run)
     if job is None:
         return 0

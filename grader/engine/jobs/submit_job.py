@@ -42,6 +42,15 @@ def run_folder(job: str, state: State) -> Path:
     return Path("runs") / f"{state.job_name}-{job.partition('.')[0]}"
 
 
+def named_by_run(lesson: str) -> list[str]:
+    """--out for a lesson whose batch files take their folder from RUN, where that is set: which of the two names it
+    makes no difference to them, and so qsub, which hands no environment on, and the report know it, too.
+    """
+    files = (lessons.COURSE / "sbatch").glob(f"{lesson}.*")
+    reads = any("utils/run.sh" in file.read_text("utf-8") for file in files)
+    return ["--out", os.environ["RUN"]] if reads and os.environ.get("RUN") else []
+
+
 def kinds() -> list[str]:
     """The schedulers of this machine."""
     return [kind for kind, program in (("sbatch", "sbatch"), ("pbs", "qsub")) if shutil.which(program)]

@@ -17,6 +17,7 @@ deep, a parameter of its own, a batch norm whose buffers have two dtypes, a buff
 import torch
 
 from grader.kit import (
+    COPIED,
     check_answers,
     check_shape,
     check_tensor,
@@ -133,12 +134,6 @@ def test_todo2_broadcast_state(student):
     for case, told in enumerate(MODELS):
         with hinted(COPIED if told else ""):
             check_broadcast(f"broadcast_state{told}", first, case, run)
-
-
-COPIED = (
-    "In channels_last a weight is dense, but not in the order of its dimensions, so contiguous() copies it. Into which"
-    " tensor does the call write?"
-)
 
 
 def check_broadcast(what, right, case, run):

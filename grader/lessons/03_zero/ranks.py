@@ -108,6 +108,15 @@ def lists_on_rank(code, rank, world, mine, dtype):
     return {"gathered": as_evidence(gathered), "reduced": as_evidence(reduced), "bytes": sum(distinct.values())}
 
 
+def zeros_in_lists_on_rank(code, rank, world, mine):
+    """reduce_to_shards where rank 0 has only zeros."""
+    return as_evidence(code.reduce_to_shards(tensors_with_zeros(rank, mine), world))
+
+
+def tensors_with_zeros(rank, mine):
+    return [numbers(shape, number, mine) * (rank > 0) for number, shape in enumerate(SHAPES)]
+
+
 def own_shard(size, number, mine):
     """Whole numbers that identify their tensor and their rank, which has `mine`."""
     return torch.arange(size, dtype=torch.float64) + 100.0 * number + 1000 * mine

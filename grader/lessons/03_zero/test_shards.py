@@ -18,10 +18,22 @@ import math
 import torch
 import torch.nn.functional as F
 
-from grader.kit import Private, cases, check_answers, check_tensor, collectives, count_of, expect, near, todo
+from grader.kit import (
+    OWN_ZEROS,
+    Private,
+    cases,
+    check_answers,
+    check_tensor,
+    collectives,
+    count_of,
+    expect,
+    hinted,
+    near,
+    todo,
+)
 
 from .common import HINTS, VIEWS, undivided
-from .ranks import SHAPES, cut_on_rank, lists_on_rank, numbers, own_shard
+from .ranks import SHAPES, cut_on_rank, lists_on_rank, numbers, own_shard, tensors_with_zeros, zeros_in_lists_on_rank
 
 # ---------------------------------------------------------------------------------------------------
 # TODOs 1 and 7: predictions
@@ -120,6 +132,21 @@ def test_todo3_lists(student):
         of_rank = [smallest + drawn for drawn in student.draw("lists", world).sample(range(100), world)]
         run = student.call(lists_on_rank, world=world, mine=Private(of_rank), dtype=dtype)
         check_lists(run, of_rank, dtype)
+    check_zeros(student, of_rank)
+
+
+def check_zeros(student, of_rank):
+    """Where rank 0 has only zeros, as it may of a layer that it has not used."""
+    world = len(of_rank)
+    with hinted(OWN_ZEROS, "hang", "mismatch"):
+        ranks = student.call(zeros_in_lists_on_rank, world=world, mine=Private(of_rank)).evidence
+    wholes = [torch.stack(parts).mean(dim=0) for parts in zip(*map(tensors_with_zeros, range(world), of_rank))]
+    for rank, seen in enumerate(ranks):
+        for number, (got, whole) in enumerate(zip(seen, wholes, strict=True)):
+            size = math.ceil(whole.numel() / world)
+            right = whole.view(-1)[rank * size : (rank + 1) * size]
+            told = f"reduce_to_shards, where rank 0 has only zeros: what rank {rank} gets for tensor {number}"
+            check_tensor(told, got, F.pad(right, (0, size - len(right))), rank=rank, hint=OWN_ZEROS)
 
 
 def check_lists(run, of_rank, dtype):

@@ -406,15 +406,20 @@ def training_on_rank(code, rank, world, own, seed, words, sequence, clip):
 
 
 def finished_on_rank(code, rank, world, own, cases):
-    """Gradients of copies and of shards; one parameter is frozen, and one is trainable and was not used."""
+    """Gradients of copies and of shards; one parameter is frozen, and one is trainable and was not used. The one with
+    four dimensions lies in channels_last.
+    """
     seen = []
     for kinds in cases:
-        parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (4,), (1,), (2, 2), (5,), (2, 3), (3,))]
+        shapes = ((3, 2), (4,), (1,), (2, 2), (2, 3, 1, 2), (2, 3), (3,))
+        wholes = [torch.zeros(shape) for shape in shapes]
+        wholes[4] = wholes[4].to(memory_format=torch.channels_last)
+        parameters = [nn.Parameter(whole) for whole in wholes]
         for number, (p, kind) in enumerate(zip(parameters, kinds, strict=True)):
             p.requires_grad_(kind != "a frozen one")
             if kind in ("a copy", ZEROS, "a shard"):
                 number_of_all = 0 if kind == ZEROS and rank == 0 else small(own) + 100 * number
-                p.grad = torch.full(p.shape, float(number_of_all))
+                p.grad = torch.full_like(p.data, float(number_of_all))
             if kind == "a shard":
                 p.sharded = True
         code.finish_gradients(iter(parameters))

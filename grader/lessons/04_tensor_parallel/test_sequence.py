@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from grader.kit import check_tensor, count_of, expect, frozen_in_turn, todo
+from grader.kit import COPIED, check_tensor, count_of, expect, frozen_in_turn, todo
 
 from .common import check_border, check_training, in_one_run, training_job
 from .ranks import ZEROS, finished_on_rank, small
@@ -79,7 +79,9 @@ def test_todo9_finished(student):
 
 def check_finished(world, rank, numbers, kinds, grads):
     for number, (what, grad) in enumerate(zip(kinds, grads, strict=True)):
-        told = f"finish_gradients on {count_of(world, 'rank')}: the gradient of {what} on rank {rank}"
+        turned = grad is not None and grad.dim() == 4
+        told = f"finish_gradients on {count_of(world, 'rank')}: the gradient of {what}"
+        told += f"{', in channels_last,' if turned else ''} on rank {rank}"
         if what not in ("a copy", ZEROS, "a shard"):
             told = f"finish_gradients makes a gradient for {what.replace('one', 'parameter')}"
             hint = "Such a parameter has no gradient on any rank. Is there anything to sum?"
@@ -93,4 +95,4 @@ def check_finished(world, rank, numbers, kinds, grads):
             "The loss is already divided by the tokens of all ranks. Is there anything left to divide its gradients by?"
         )
         mean = {"the mean of all ranks, not the sum": (wanted / world, why)} if what != "a shard" else {}
-        check_tensor(told, grad, wanted, 0.0, rank, wrongs=mean)
+        check_tensor(told, grad, wanted, 0.0, rank, wrongs=mean, hint=COPIED if turned else "")

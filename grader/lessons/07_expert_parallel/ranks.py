@@ -305,19 +305,22 @@ def grouped_on_rank(code, rank, world, spread):
 
 
 def gradients_for(seed, shapes, dtypes, rank, world):
-    """One rank's gradients; some of them are zero, as if an expert had no row."""
+    """One rank's gradients; some of them are zero, as if an expert had no row. Those with four dimensions lie in
+    channels_last.
+    """
     draw = generator(seed)
     found = [
         torch.randn(shape, generator=draw).to(getattr(torch, dtype))
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
+    found = [part.to(memory_format=torch.channels_last) if part.dim() == 4 else part for part in found]
     return zeros_in_turn(found, rank, world)
 
 
-SHARED, SHARED_DTYPES = ((30,), (4, 6), (1,)), ("float32", "float32", "float64")
+SHARED, SHARED_DTYPES = ((30,), (2, 3, 1, 4), (1,)), ("float32", "float32", "float64")
 
 
-OWN = (8, 10), (10,), (3, 8), (8,), (2, 5, 3)
+OWN = (8, 10), (10,), (3, 8), (8,), (2, 5, 1, 3)
 
 
 OWN_DTYPES = ("float32",) * len(OWN)

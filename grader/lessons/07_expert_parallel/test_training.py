@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from grader.kit import Private, cases, check_sent, check_tensor, count_of, expect, hinted, near, todo
+from grader.kit import COPIED, Private, cases, check_sent, check_tensor, count_of, expect, hinted, near, todo
 
 from .common import HINTS, MARGIN, NEEDED, load_of, right_balance, right_drop, traffic
 from .ranks import (
@@ -61,16 +61,17 @@ def test_todo7_gradients(student):
                 sums = [sum(parts) for parts in zip(*drawn, strict=True)]
                 spoken = "a shared parameter" if name == "shared" else "an expert's parameter"
                 for got, given, total in zip(found[name], found["given"][kind], sums, strict=True):
+                    turned = total.dim() == 4
                     divisors = {1, len(holders), spread, world * world} - {world}
                     check_tensor(
-                        f"{what}: the gradient of {spoken} on rank {rank}",
+                        f"{what}: the gradient of {spoken}{', in channels_last,' if turned else ''} on rank {rank}",
                         got,
                         total / world,
                         1e-5,
                         rank,
                         wrongs={f"divided by {n}, not by {world}": total / n for n in sorted(divisors)},
                         than=f"the sum over ranks {[*who]}, divided by {world}",
-                        hint=AVERAGED,
+                        hint=COPIED if turned else AVERAGED,
                     )
                     expect(
                         torch.equal(got, given),

@@ -122,13 +122,17 @@ def gradients_on_rank(code, rank, world, todo, words, drawn):
 def drawn_on_rank(code, mesh, ends, mine):
     parameters = {}
     for name, values in mine.items():
-        parameters[name] = torch.nn.Parameter(torch.zeros(len(values)))
-        parameters[name].grad = torch.tensor(values)
+        gradient = torch.tensor(values).view(DRAWN).to(memory_format=torch.channels_last)
+        parameters[name] = torch.nn.Parameter(torch.zeros_like(gradient))
+        parameters[name].grad = gradient
     mark()
     code.sync_gradients(parameters, {name: code.Fact(*KINDS[name]) for name in mine}, mesh, ends)
     mark()
     dist.barrier()
     return {name: as_evidence(p.grad) for name, p in parameters.items()}
+
+
+DRAWN = (1, 2, 1, 2)  # the shape of drawn gradients: they lie in channels_last
 
 
 # Parameters that are cut, used on some tokens, tied.

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from grader.kit import (
+    COPIED,
     OWN_ZEROS,
     Fault,
     Private,
@@ -37,7 +38,7 @@ from grader.kit import (
 )
 
 from .common import box, line_of, shuffled, spoken
-from .ranks import AXES, KINDS, due_on_rank, gradients_on_rank, norm_on_rank, players_of, weights_of
+from .ranks import AXES, DRAWN, KINDS, due_on_rank, gradients_on_rank, norm_on_rank, players_of, weights_of
 
 # ---------------------------------------------------------------------------------------------------
 # Boxes of ranks, as the checks have them
@@ -80,7 +81,7 @@ def drawn_for(draw, sizes):
     """name -> gradient, for each rank. Each is all zeros on a rank; ranks with the same tokens have the same."""
     world = math.prod(sizes.values())
     ranks = [
-        dict(zip(KINDS, zeros_in_turn([torch.tensor(numbers(draw, 3)) for _ in KINDS], rank, world)))
+        dict(zip(KINDS, zeros_in_turn([torch.tensor(numbers(draw, math.prod(DRAWN))) for _ in KINDS], rank, world)))
         for rank in range(world)
     ]
     found = []
@@ -210,11 +211,12 @@ def test_todo4_gradients(student):
 
 
 def check_drawn(case, ranks):
-    on = f"{spoken_mesh(case['sizes'])}, where each gradient is all zeros on one rank"
+    on = f"{spoken_mesh(case['sizes'])}, where each gradient lies in channels_last, and is all zeros on one rank"
     for rank, mine in enumerate(ranks):
         for name in case["drawn"][rank]:
             told = f"{on}: rank {rank}'s gradient of a parameter that is {name}"
-            check_tensor(told, mine[name], synchronized(case["drawn"], case["sizes"], rank, name), CLOSE, rank)
+            right = synchronized(case["drawn"], case["sizes"], rank, name).view(DRAWN)
+            check_tensor(told, mine[name], right, CLOSE, rank, hint=COPIED)
 
 
 def check_gradients(serial, case, ranks, events):
@@ -300,6 +302,28 @@ def pieces_of(case, place):
     return found
 
 
+def drawn_tensors(draw, sizes, number):
+    """(name, cut, some, tied, stage, values) of all parameters of box `number`. In every second box the last of several
+    stages has only zeros of its own, in the others the first parts of what is cut are zeros.
+    """
+    tensors, turn = [], draw.randrange(1, 4)  # the facts say what a parameter is, its name says something else
+    called = dict(zip(NAMES, NAMES[turn:] + NAMES[:turn]))
+    for stage in range(sizes["pp"]):
+        # With many, a message for each parameter does not fit into the budget.
+        ups = [("up", True, False), *((f"up_{i}", True, False) for i in range(50 * (sizes["tp"] == 4)))]
+        for name, cut, some in (*ups, ("norm", False, True), ("bias", False, False)):
+            if stage == 1 and name.startswith("up") != (number % 2 == 0):
+                continue  # this stage holds nothing that is cut, or nothing else
+            values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
+            if number % 2 and cut and sizes["tp"] > 1:
+                values[: len(values) // sizes["tp"]] = [0.0] * (len(values) // sizes["tp"])
+            elif number % 2 == 0 and 0 < stage == sizes["pp"] - 1:
+                values = [0.0] * len(values)
+            tensors.append((f"{stage}.{called.get(name, name)}", cut, some, False, stage, values))
+    tensors.append((called["table"], False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
+    return tensors
+
+
 @todo(5)
 def test_todo5_norm(student):
     draw = student.draw("norm")
@@ -312,24 +336,14 @@ def test_todo5_norm(student):
     ), 2):  # fmt: skip
         todo = []
         for sizes in boxes:
-            tensors, turn = [], draw.randrange(1, 4)  # the facts say what a parameter is, its name says something else
-            called = dict(zip(NAMES, NAMES[turn:] + NAMES[:turn]))
-            for stage in range(sizes["pp"]):
-                # With many, a message for each parameter does not fit into the budget.
-                ups = [("up", True, False), *((f"up_{i}", True, False) for i in range(50 * (sizes["tp"] == 4)))]
-                for name, cut, some in (*ups, ("norm", False, True), ("bias", False, False)):
-                    if stage == 1 and name.startswith("up") != (len(todo) % 2 == 0):
-                        continue  # this stage holds nothing that is cut, or nothing else
-                    values = [draw.gauss(0, 1) for _ in range(sizes["tp"] * draw.randint(2, 4))]
-                    tensors.append((f"{stage}.{called.get(name, name)}", cut, some, False, stage, values))
-            tensors.append((called["table"], False, True, True, 0, [draw.gauss(0, 2) for _ in range(5)]))
+            tensors = drawn_tensors(draw, sizes, len(todo))
             # in float64 p.grad.double() is p.grad itself, and squaring it in place changes the gradient
             dtype = {1: "bfloat16", 2: "float64"}.get(len(todo), "float32") if world == 8 else "float32"
             todo.append({"sizes": shuffled(draw, sizes), "dtype": dtype, "tensors": tensors})
         with on_meshes(
             todo,
-            "A stage may hold nothing that is cut, or nothing else, or no table. Do all ranks make the same calls, with"
-            " as many numbers?",
+            "A stage may hold nothing that is cut, or nothing else, or no table, and a rank only zeros. Do all ranks"
+            " make the same calls, with as many numbers?",
         ):
             told = [{name: case[name] for name in ("sizes", "dtype")} for case in todo]
             parts = [[pieces_of(case, box(case["sizes"])[rank]) for case in todo] for rank in range(world)]

@@ -255,6 +255,16 @@ WRONG = [
         swap=("-(-numel // world)", "int(torch.tensor(numel / world).ceil())"),
         says="shard_size(1000000001, 4) is wrong",
     ),
+    Answer(
+        3,
+        "tensors of zeros are not reduced",
+        swap=(
+            "sizes = [shard_size(tensor.numel(), world) for tensor in tensors]",
+            "sizes = [shard_size(tensor.numel(), world) for tensor in tensors]\n"
+            "if not any(tensor.any() for tensor in tensors):\n"
+            "    return [tensor.new_zeros(size) for tensor, size in zip(tensors, sizes)]",
+        ),
+    ),
 ]
 
 

@@ -190,6 +190,26 @@ WRONG = [
             "parameter.grad is not None and not is_sharded(parameter) and parameter.grad.any()",
         ),
     ),
+    Answer(
+        9,
+        "contiguous copies are summed",
+        swap=("dist.all_reduce(parameter.grad)", "whole = parameter.grad.contiguous()\n        dist.all_reduce(whole)"),
+        says="in channels_last",
+    ),
+    Answer(
+        9,
+        "one message of views",
+        [
+            """
+        chosen = [p for p in parameters if not is_sharded(p) and p.grad is not None]
+        if chosen:
+            flat = torch.cat([p.grad.view(-1) for p in chosen])
+            dist.all_reduce(flat)
+            for p, part in zip(chosen, flat.split([p.numel() for p in chosen])):
+                p.grad.copy_(part.view_as(p))"""
+        ],
+        says="view size is not compatible",
+    ),
 ]
 
 

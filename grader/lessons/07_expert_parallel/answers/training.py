@@ -350,6 +350,38 @@ return shared, experts""",
         ),
         says="token_embedding",
     ),
+    Answer(
+        7,
+        "contiguous copies of shared gradients are summed",
+        swap=(
+            "dist.all_reduce(parameter.grad)\n    parameter.grad /= world",
+            "whole = parameter.grad.contiguous()\n    dist.all_reduce(whole)\n    whole /= world",
+        ),
+        says="a shared parameter, in channels_last, on rank",
+    ),
+    Answer(
+        7,
+        "contiguous copies of experts' gradients are summed",
+        swap=(
+            "dist.all_reduce(parameter.grad, group=copies)\n    parameter.grad /= world",
+            "whole = parameter.grad.contiguous()\n    dist.all_reduce(whole, group=copies)\n    whole /= world",
+        ),
+        says="an expert's parameter, in channels_last, on rank",
+    ),
+    Answer(
+        7,
+        "one message of views",
+        [
+            None,
+            """
+        for parameters, group in ((shared, None), (experts, copies)):
+            flat = torch.cat([p.grad.view(-1) / world for p in parameters])
+            dist.all_reduce(flat, group=group)
+            for p, piece in zip(parameters, flat.split([p.numel() for p in parameters])):
+                p.grad.copy_(piece.view_as(p))""",
+        ],
+        says="view size is not compatible",
+    ),
 ]
 
 

@@ -198,7 +198,7 @@ WRONG = [
             'dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
             'if mine[0] > 0:\n    dist.all_reduce(mine[:1], group=mesh.get_group("tp"))\nelse:\n    dist.all_reduce(mine, group=mesh.get_group("tp"))',
         ),
-        says="on rank",
+        says="on a mesh of tp 3: rank 0 skipped a call that the others make",
     ),
     Answer(
         5,
@@ -259,6 +259,38 @@ WRONG = [
         "what is cut is known by its name",
         swap=("0 if facts[name].cut", '0 if ".up" in name'),
         says="is wrong on rank",
+    ),
+    Answer(
+        4,
+        "contiguous copies are summed",
+        swap=(
+            "dist.all_reduce(parameter.grad, group=group)",
+            "whole = parameter.grad.contiguous()\n        dist.all_reduce(whole, group=group)",
+        ),
+        says="in channels_last",
+    ),
+    Answer(
+        4,
+        "views are summed",
+        swap=("dist.all_reduce(parameter.grad, group=group)", "dist.all_reduce(parameter.grad.view(-1), group=group)"),
+        says="view size is not compatible",
+    ),
+    Answer(
+        5,
+        "a rank that has only zeros keeps out of the sum over the stages",
+        swap=(
+            'dist.all_reduce(mine, group=mesh.get_group("pp"))',
+            'if mine.any():\n    dist.all_reduce(mine, group=mesh.get_group("pp"))',
+        ),
+    ),
+    Answer(
+        5,
+        "a rank whose parts have only zeros keeps out of their sum",
+        swap=(
+            'dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
+            "if mine[0] > 0 or not any(fact.cut for fact in facts.values()):\n"
+            '    dist.all_reduce(mine[:1], group=mesh.get_group("tp"))',
+        ),
     ),
 ]
 

@@ -113,24 +113,26 @@ WRONG = [
     ),
     Answer(2, "DETAIL sees all", [None, 'return "shape", True'], says="whether DETAIL"),
     Answer(2, "another operation", [None, 'return "operation", False'], says="where the fingerprints"),
-    Answer(3, "padded", ["return (order + order[: -len(order) % world])[rank::world]", None], says="read twice"),
+    Answer(
+        3, "padded", ["return (order + order[: -len(order) % world])[rank::world]", None], says="read twice, by rank"
+    ),
     Answer(
         3,
         "in one piece",
         ["each = len(order) // world\nreturn order[rank * each : (rank + 1) * each]", None],
-        says="does not take the samples",
+        says="what rank 0 reads in step 1 is of step 0",
     ),
     Answer(
         3,
         "rank 0 has one less",
         ["return order[rank::world][: len(order) // world - (rank == 0)]", None],
-        says="samples",
+        says="rank 0 has no sample, while rank 1 still trains",
     ),
     Answer(
         3,
         "one is always dropped",
         ["return order[rank::world][: len(order) // world - 1]", None],
-        says="does not take the samples",
+        says="is missing on every rank, though a sample is left for each",
     ),
     Answer(3, "all ranks read all", ["return order[: len(order) // world]", None], says="read twice"),
     Answer(3, "the rank that died", [None, 'return 1, "global_mean", "train_epoch"'], says="the rank with one batch"),
@@ -288,7 +290,7 @@ WRONG = [
         3,
         "at least one sample",
         ["return order[rank::world][: max(1, len(order) // world)]", None],
-        says="1 sample on 2 ranks",
+        says="1 sample on 2 ranks: in step 0, rank 1 has no sample, while rank 0 still trains",
     ),
 ]
 
