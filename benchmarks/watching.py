@@ -74,7 +74,7 @@ SLOW = {
 }
 # The command line, with other patience than STANDSTILL's minutes.
 RUN = (
-    "from grader.engine.ranks import standing; standing.STANDSTILL = {patience};"
+    "from grader.engine.ranks import standstill; standstill.STANDSTILL = {patience};"
     "from grader.engine.commands.cli import main; main()"
 )
 

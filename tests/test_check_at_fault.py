@@ -5,23 +5,11 @@ import torch
 
 from grader.engine.judge.judge import Judge
 from grader.engine.judge.verdict import BadCheck, todo
-from grader.engine.lesson import lessons
+from grader.engine.lesson import lessons, todo_regions
 from grader.kit import check_tensor, expect
+from tests import on_ranks
 
 LESSON = "01_collectives"
-
-
-def three(code, rank, world):
-    return torch.full((3,), 3.0)
-
-
-def breaks(code, rank, world):
-    return {}["no such key"]
-
-
-def first_of(code, rank, world):
-    """What a student's function returned: here a list, where a tensor was asked for."""
-    return [1, 2] if hasattr(code, "wrong") else torch.ones(2)
 
 
 def no_reference():
@@ -29,15 +17,15 @@ def no_reference():
 
 
 def without_right(student):
-    check_tensor("the sum", student.call(three, world=1).evidence[0])
+    check_tensor("the sum", student.call(on_ranks.three, world=1).evidence[0])
 
 
 def in_another_order(student):
-    check_tensor(student.call(three, world=1).evidence[0], "the sum", torch.full((3,), 3.0))
+    check_tensor(student.call(on_ranks.three, world=1).evidence[0], "the sum", torch.full((3,), 3.0))
 
 
-def on_ranks(student):
-    student.call(breaks, world=1)
+def breaks_on_ranks(student):
+    student.call(on_ranks.breaks, world=1)
 
 
 def with_reference(student):
@@ -45,22 +33,22 @@ def with_reference(student):
 
 
 def after_the_code(student):
-    student.call(three, world=1)
+    student.call(on_ranks.three, world=1)
     student.premise(True, "anything")
 
 
 def judged(runner, check, units=None):
     judge = Judge(runner, LESSON, str(lessons.source_root()), units=units)
-    judge.checks[2] = todo(2, minutes=5, why="", hints=("", "", ""))(lambda student: check(student))
+    judge.checks[2] = todo(2)(lambda student: check(student))
     return judge
 
 
 @pytest.mark.parametrize(
     ("check", "told"),
     [
-        (without_right, "TypeError: check_tensor() missing 1 required positional argument: 'right', where the check"),
+        (without_right, "TypeError: check_tensor() missing 1 required positional argument: 'right'"),
         (in_another_order, "check_tensor is called with something else than (what, seen, right)"),
-        (on_ranks, "KeyError: 'no such key'"),
+        (breaks_on_ranks, "KeyError: 'no such key'"),
         (with_reference, "its own reference fails: ImportError: there is no such module"),
         (after_the_code, "a premise of this check comes after the student's code has run"),
     ],
@@ -76,10 +64,10 @@ def test_a_checks_own_mistake_is_not_the_students(runner, check, told):
 
 def test_what_the_code_left_is_the_students(runner):
     def check(student):
-        expect(student.call(first_of, world=1).evidence[0].sum() == 2, "the sum is wrong")
+        expect(student.call(on_ranks.first_of, world=1).evidence[0].sum() == 2, "the sum is wrong")
 
     units = lessons.units(LESSON, lessons.source_root())
-    at = next(n for n, unit in enumerate(units) if 2 in lessons.regions.titles(unit.source))
+    at = next(n for n, unit in enumerate(units) if 2 in todo_regions.titles(unit.source))
     units[at] = units[at]._replace(text=f"{units[at].text}\nwrong = True\n")
     found = judged(runner, check, units).verdict(2)
     assert found.status == "fail" and "the check cannot read what the code left: AttributeError" in found.message, found

@@ -17,7 +17,7 @@ from grader.kit import whole
 def test_every_row_is_there_after_saving_and_loading(runner, shape):
     ranks = math.prod(shape)
     sizes = [*range(8 * ranks, 9 * ranks + 1)]  # each remainder once
-    how = {"module": "tests.chunks_on_ranks", "function": "tests.chunks_on_ranks:sent_saved_loaded"}
+    how = {"lesson": "", "function": "tests.chunks_on_ranks:sent_saved_loaded"}
     run = runner.run(
         Job(
             lessons.units("tp_training", "solutions"),

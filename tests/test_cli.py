@@ -70,7 +70,7 @@ def test_a_lesson_is_named_by_as_much_as_no_other_begins_with(monkeypatch):
     for name, lesson in (("ddp", "ddp_training"), ("05", "05_pipeline_parallel"), ("ddp_training", "ddp_training")):
         assert arguments.lesson_named(name) == arguments.exercise_named(name) == lesson
     assert arguments.todo_named("06/3") == ("06_context_parallel", 3)
-    monkeypatch.setattr(arguments.seals, "sealed", lambda: {"zz_sealed": ["ddp_training/1"]})
+    monkeypatch.setattr(arguments.sealed_lessons, "sealed", lambda: {"zz_sealed": ["ddp_training/1"]})
     assert arguments.completed("zz") == "zz_sealed", "for open"
     for name in ("", "0", "ddp_training_2", "zz"):
         with pytest.raises(typer.Exit):

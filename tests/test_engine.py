@@ -501,13 +501,13 @@ def test_ranks_die_with_their_server():
     """Even a rank in an endless loop, even when the server is killed without a word."""
     code = """if True:
         import os
-        from grader.engine.ranks import session
+        from grader.engine.ranks import run_session
         from grader.engine.ranks.runner import Runner
         from tests.test_engine import launch
 
         runner = Runner()
         launch(runner, "return 0")
-        plain = session.Session.look
+        plain = run_session.Session.look
 
         def end(self):
             if None in self.pids:  # not all ranks have said who they are
@@ -516,7 +516,7 @@ def test_ranks_die_with_their_server():
             os.kill(runner.server.process.pid, 9)
             os.kill(os.getpid(), 9)
 
-        session.Session.look = end
+        run_session.Session.look = end
         launch(runner, "while True: pass")
         """
     done = subprocess.run([sys.executable, "-c", code], cwd=lessons.COURSE, stdout=subprocess.PIPE, text=True)

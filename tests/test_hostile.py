@@ -613,7 +613,7 @@ def test_an_unreadable_submission_is_the_machines_failure(tmp_path, monkeypatch)
     def broken_disk(*_, **__):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(submissions.plain, "plain_bytes", broken_disk)
+    monkeypatch.setattr(submissions.sanitize, "plain_bytes", broken_disk)
     with pytest.raises(OSError):
         submissions.take([tmp_path / "x"], ["01_collectives"], None)
 

@@ -326,7 +326,7 @@ def test_mistakes_are_one_line(plan, options, word, tmp_path, monkeypatch):
 def test_a_sealed_plan_says_what_opens_it(plan, monkeypatch):
     import builtins
 
-    monkeypatch.setattr(planning.seals, "sealed", lambda: {"plan": ["03_zero/1", "03_zero/7"]})
+    monkeypatch.setattr(planning.sealed_lessons, "sealed", lambda: {"plan": ["03_zero/1", "03_zero/7"]})
     monkeypatch.setattr(planning, "right", set)
     real = builtins.__import__
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from grader.engine.commands.screen import fail, say
-from grader.engine.lesson import lessons, sealed_lessons, tracks
+from grader.engine.lesson import lessons, sealed_lessons, todo_regions, tracks
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import exercises, next_todo, right
 
@@ -168,7 +168,7 @@ def say_next(track: str = "all") -> None:
 def own_file(lesson: str, number: int | None = None) -> str:
     """The student's file, or the file of one TODO: a batch file for this machine's scheduler, if the TODO is in one."""
     if number is not None and (
-        batch := [u.name for u in lessons.batch_units(lesson) if number in lessons.regions.titles(u.source)]
+        batch := [u.name for u in lessons.batch_units(lesson) if number in todo_regions.titles(u.source)]
     ):
         return next((name for name in batch if name.endswith(".pbs") == bool(shutil.which("qsub"))), batch[0])
     return str(lessons.student_path(lesson).relative_to(lessons.COURSE))
