@@ -20,6 +20,7 @@ LONG = {
     "test_kept_server": "the server that is kept",
     "test_run_folder": "runs that share a folder, fill a disk or diverge",
     "test_backends": "GPUs, pretended",
+    "test_nameless": "a machine without a name service",
     "test_new_lesson": "a lesson that is added",
     "test_optional": "a machine without the optional packages",
     "test_hostile": "a class full of cheats",

@@ -135,6 +135,7 @@ def test_the_page_is_made_again_and_again_without_a_memory(tmp_path):
     assert "Ann" not in written[0] and "Ann" in written[1]
 
 
+@pytest.mark.long
 def test_join_check_and_leave_as_typed(tmp_path):
     course = Course(tmp_path / "course")
     room = tmp_path / "room"

@@ -196,6 +196,7 @@ def test_a_notebook_differs_by_its_cells(course, monkeypatch):
     assert student_files.diff("01_collectives") == []
 
 
+@pytest.mark.long
 def test_run_goes_on_where_the_user_is(course, tmp_path):
     here = tmp_path / "elsewhere"
     here.mkdir()

@@ -131,6 +131,7 @@ def test_several_todos_are_checked_and_no_other(course):
     assert done.returncode == 1 and done.stdout.endswith("0 of 3 right\n")
 
 
+@pytest.mark.long
 def test_whoever_did_a_track_has_full_marks_of_it(course, tmp_path):
     """The track is a small one here; that a class without it counts all TODOs is said by other tests."""
     register = course.folder / "grader" / "lessons" / "course.toml"
