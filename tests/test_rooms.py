@@ -1,6 +1,7 @@
 """The course's rooms: who may import from whom, and what runs on which side of the wall."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -221,3 +222,35 @@ def test_what_contributing_points_to_is_there():
     assert len(named) > 40
     elsewhere = {"grader/start/", "grader/sealed/"}  # in a release
     assert not [name for name in named if not (COURSE / name).exists() and name not in elsewhere and "_X." not in name]
+
+
+def named_in_vain(file: Path) -> list[str]:
+    """What a file takes from a module of the engine, as `module.name`, and is not there. No linter looks for it."""
+    tree = ast.parse(file.read_text("utf-8"))
+    modules: dict[str, list] = {}  # by the name that they have in the file; two may have the same one
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grader.engine."):
+            for alias in node.names:
+                if (COURSE / node.module.replace(".", "/") / f"{alias.name}.py").is_file():
+                    module = importlib.import_module(f"{node.module}.{alias.name}")
+                    modules.setdefault(alias.asname or alias.name, []).append(module)
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return [
+        f"{node.value.id}.{node.attr}"
+        for node in used
+        if node.value.id in modules and not any(hasattr(module, node.attr) for module in modules[node.value.id])
+    ]
+
+
+def test_what_is_taken_of_a_module_is_there(tmp_path):
+    files = [
+        *FILES,
+        *KIT,
+        *OF_LESSONS,
+        *sorted((COURSE / "tests").rglob("*.py")),
+        *(COURSE / "benchmarks").glob("*.py"),
+    ]
+    found = {file.relative_to(COURSE).as_posix(): named_in_vain(file) for file in files}
+    assert {name: names for name, names in found.items() if names} == {}
+    (tmp_path / "x.py").write_text("from grader.engine.lesson import lessons\n\nlessons.no_such_name\n")
+    assert named_in_vain(tmp_path / "x.py") == ["lessons.no_such_name"]
