@@ -428,7 +428,7 @@ def test_the_judge_has_a_limit_of_memory_and_says_so_by_an_error():
 
 def test_walls_are_loaded_where_the_system_has_none():
     """As on macOS: the server of a student's own checks has them in memory, too."""
-    text = "import socket; del socket.AF_NETLINK; from grader.engine.walls import inside"
+    text = "import socket; del socket.AF_NETLINK; from grader.engine.walls import enter_sandbox"
     subprocess.run([sys.executable, "-c", text], cwd=lessons.COURSE, check=True)
 
 
