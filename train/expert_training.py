@@ -11,9 +11,9 @@ More nodes:        sbatch sbatch/expert_training.sbatch              (JURECA)
 
 It builds on 07_expert_parallel (rows travel to their experts and back; what you built there is now in
 utils/after_07_expert_parallel.py) and on fsdp_training: it starts as that script's solution
-(utils/after_fsdp_training.py), with experts, the first on each rank for all its tokens, and runs at every stage. Fill the
-TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check expert_training` says
-how far you have got.
+(utils/after_fsdp_training.py), except that each rank's first expert computes all of its tokens. It runs at every stage.
+Fill the TODOs in the order of their numbers, which is not always the order of the lines; `./workbook check
+expert_training` says how far you have got.
 
 The MLP of each block is now E experts, each an MLP of the same size, and a router that chooses K of them for each token.
 Every rank has samples of its own, as in fsdp_training. A *row* of ranks has all experts together, each rank E / ep of
@@ -21,15 +21,15 @@ them; tokens travel within a row. A *column* is the ranks with the same experts,
 each holds a part. All other weights are shared by all ranks. So there are two meshes over the same ranks, and every
 gradient, every norm and every checkpoint is over both. (A *mesh* is a grid of ranks with named axes.)
 
-Letters in names are shapes: N tokens of this rank, D width, E experts, K experts for each token, R rows (of numbers: one
-for each token and expert that it is sent to), L layers.
+Letters in names are shapes: N tokens of this rank, D width, E experts, K experts for each token, R rows of numbers (one
+for each expert that a token is sent to), L layers.
 
 What it buys. When all TODOs are right, run this with --experts 1 and 8 on one rank, and with 8 on 4 ranks and --ep 1 and 4,
 each with its own --out, and fill the table from the reports:
 
     ./workbook run expert_training --nproc 4 -- --ep 4 --experts 8 --top-k 1 --max-steps 20 --record
 
-    ranks   --experts   --ep   parameters, and of a token   test loss   seconds per step   bytes sent
+    ranks   --experts   --ep   parameters, and of a token   test loss   one step   communication
     1       1           1
     1       8           1
     4       8           1
@@ -37,9 +37,9 @@ each with its own --out, and fill the table from the reports:
 
 Which weights does --ep 1 send in each step that --ep 4 does not, and what does --ep 4 send instead?
 
-In the libraries: torchtitan shards experts over an axis `efsdp` beside `fsdp`, and divides gradients by
-set_gradient_divide_factor; Megatron-LM has --expert-model-parallel-size, --moe-router-dtype fp32, --moe-router-enable-expert-bias and
---moe-expert-capacity-factor.
+In the libraries: torchtitan shards experts over an axis `efsdp`, next to `fsdp`, and divides gradients with
+set_gradient_divide_factor; Megatron-LM has --expert-model-parallel-size, --moe-router-dtype fp32,
+--moe-router-enable-expert-bias and --moe-expert-capacity-factor.
 
 Papers: Switch, arXiv:2101.03961; Mixtral, arXiv:2401.04088; the bias, DeepSeek-V3, arXiv:2412.19437, section 2.1.2;
 dropless, MegaBlocks, arXiv:2211.15841.
@@ -90,8 +90,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--experts", type=whole(1), default=4, help="experts in each block, each an MLP of the plain model's size")
     add("--top-k", type=whole(1), default=2, help="experts that compute a token")
-    add("--ep", type=whole(1), default=1, help="ranks that divide the experts; it must divide their number")
-    add("--capacity", type=real(0.0), default=0.0, help="rows of an expert, in even shares; 0: no limit (dropless)")
+    add("--ep", type=whole(1), default=1, help="ranks among which the experts are divided; must divide --experts")
+    add("--capacity", type=real(0.0), default=0.0, help="rows that an expert may get, in even shares; 0: no limit (dropless)")
     add("--balance", type=real(0.0), default=0.01, help="weight of the loss that balances the experts' load")
     add("--bias-rate", type=real(0.0), default=0.001, help="how far a step moves a bias to balance the load")
     add("--recompute", action="store_true", help="recompute activations in the backward pass (checkpointing)")
@@ -119,8 +119,8 @@ def make_mesh(device: torch.device, world_size: int, args: argparse.Namespace) -
         fail(f"--ep {args.ep}: {world_size} ranks are not a multiple of it; start more, or choose a different --ep")
     # TODO 1: Lay out the ranks: which of them have all experts together, and which have the same ones?
     # The axes are called data and expert, and the expert axis has args.ep ranks. Ranks with consecutive numbers are on
-    # one node, and init_device_mesh numbers the ranks row by row. Along the expert axis every token's row travels
-    # to its experts and back, in every layer; along the data axis gradients are added up, once a step.
+    # one node, and init_device_mesh numbers the ranks row by row. Along the expert axis every token travels to its
+    # experts and back, in every layer; along the data axis gradients are added up, once a step.
     return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("data", "expert"))
 
 
@@ -159,10 +159,11 @@ class Router(nn.Module):
         """gates_NK: float32; experts_NK: int64, the chosen ones; probs_NE: float32, of all experts."""
         # TODO 2: Route each token, in float32, whatever dtype it has.
         # Its probabilities are the softmax of its products with the rows of self.weight. The experts with the self.k
-        # largest sums of probability and bias are chosen, the largest first; of equal sums the lower number comes first,
-        # which argsort(…, descending=True, stable=True) keeps, and topk does not promise. Gates have no bias: with
-        # k > 1 they are the chosen probabilities, divided by their sum, and with k = 1 the probability itself, or the
-        # router could not learn. So one expert alone has the gate 1, and the block is the plain model's.
+        # largest sums of probability and bias are chosen, the largest first. Of equal sums, the expert with the lower
+        # number comes first: argsort(…, descending=True, stable=True) guarantees that, topk does not. The bias is not
+        # part of the gates: with k > 1 they are the chosen probabilities, divided by their sum, and with k = 1 the
+        # probability itself, or the router could not learn. So a single expert has the gate 1, and the block is the
+        # plain model's.
         tokens, n_experts = len(h_ND), len(self.bias)
         gates_NK = h_ND.new_full((tokens, self.k), 1 / self.k, dtype=torch.float32)
         experts_NK = torch.arange(self.k, device=h_ND.device).expand(tokens, -1)
@@ -227,10 +228,11 @@ class Mixture(nn.Module):
 def drop(probs_NE: Tensor, experts_NK: Tensor, capacity: float) -> Tensor:
     """A copy of `experts_NK`, with -1 where an expert has no room. All ranks have equally many tokens."""
     # TODO 5: Limit an expert's rows, by a rule that does not depend on where a token is.
-    # There is room for ceil(capacity times an even share) rows: the share of one expert of the slots of all ranks,
-    # where a slot is one token and one of its choices. Each expert keeps its most probable slots in the whole batch, and
-    # probs_NE says how probable each is, without the bias. So every rank must know the probabilities that the others have.
-    # A rule for each rank's own slots would be simpler; then the number of ranks would change the result.
+    # A slot is one of a token's choices. An expert has room for ceil(capacity times an even share) rows; the even share
+    # is the number of slots on all ranks, divided by the number of experts. Each expert keeps its most probable slots in
+    # the whole batch: probs_NE says how probable each is, without the bias. So every rank needs the other ranks'
+    # probabilities. A rule for each rank's own slots would be simpler, but then the result would depend on the number
+    # of ranks.
     return experts_NK
 
 
@@ -274,10 +276,10 @@ def shard(model: nn.Module, grid: DeviceMesh, args: argparse.Namespace) -> nn.Mo
     """Give each rank its part of the weights, and so of the gradients and the optimizer's state."""
     everyone = init_device_mesh(grid.device_type, (dist.get_world_size(),), mesh_dim_names=("all",))
     # TODO 6: Shard experts over the ranks that have the same ones, and everything else over all ranks.
-    # As given, everything is sharded over all ranks, as if they all had the same experts. A module that is sharded first is
-    # a unit of its own, which a later fully_shard leaves out. The units are: the experts of a block; its router, whose
-    # weights stay float32, where precision(args) would have them gathered in bfloat16 with --dtype bfloat16; and,
-    # as in fsdp_training, the rest of the block.
+    # As given, everything is sharded over all ranks, as if they all had the same experts. A module that is sharded first
+    # is a unit of its own, which a later fully_shard leaves out. The units are: the experts of a block; its router,
+    # whose weights stay float32 (with --dtype bfloat16, precision(args) would gather them in bfloat16); and, as in
+    # fsdp_training, the rest of the block.
     for block in model.blocks:
         fully_shard(block, mesh=everyone, mp_policy=precision(args))
     return fully_shard(model, mesh=everyone, mp_policy=precision(args), reshard_after_forward=False)
@@ -286,8 +288,8 @@ def shard(model: nn.Module, grid: DeviceMesh, args: argparse.Namespace) -> nn.Mo
 def scale_gradients(model: nn.Module, grid: DeviceMesh) -> None:
     """After the backward pass: turn every gradient into the gradient of the mean of all ranks' losses, in place."""
     # TODO 6, again: FSDP has added up each unit's gradients over the unit's mesh, and divided by the size of that mesh.
-    # An expert gets rows from all ranks of its row: how many losses does its gradient come from, and by how many has it
-    # been divided? expert_parameters, below, lists this rank's. (FSDP's own way, set_gradient_divide_factor, is not for
+    # An expert computes tokens from all ranks of its row: how many losses does its gradient come from, and by what number
+    # has it been divided? expert_parameters, below, lists this rank's. (FSDP's own way, set_gradient_divide_factor, is not for
     # gloo: findings/fsdp2_divides_twice_on_a_mesh_of_one_rank.sh.)
     pass
 
@@ -352,10 +354,10 @@ def clip_gradients(model: nn.Module, grid: DeviceMesh, args: argparse.Namespace)
     shared = [p for p in model.parameters() if p not in own]
     # TODO 7: Clip by the norm of the whole gradient, in which each number counts once.
     # One call for all parameters fails: "All operands in aten.stack.default must have the same mesh". norm_of each list
-    # is a norm over one mesh. Of the shared parameters that is all there is; of experts, the other ranks of the
-    # row have different ones, and grid.get_group("expert") is their group. Squares of norms can be added up.
-    # nn.utils.clip_grads_with_norm_(parameters, largest, norm) scales by a norm that is known, and takes parameters on
-    # one mesh, too.
+    # is a norm over one mesh. For the shared parameters it is the whole norm; of the experts, the other ranks of the
+    # row have different ones, and grid.get_group("expert") is the group of the row. Squares of norms can be added up.
+    # nn.utils.clip_grads_with_norm_(parameters, largest, norm) scales by a given norm. It, too, takes parameters of one
+    # mesh only.
     for parameters in (shared, experts):
         nn.utils.clip_grads_with_norm_(parameters, args.clip or math.inf, norm_of(parameters))
     return norm_of(shared).item()
@@ -426,11 +428,12 @@ def save_checkpoint(model: nn.Module, grid: DeviceMesh, config: dict[str, Any], 
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = get_model_state_dict(model)  # by their names in the whole model: DTensors; and biases, plain tensors
     # TODO 8: Put the model together, from both meshes, on rank 0, in one file.
-    # (save_sharded, which --save-every calls, needs nothing new: experts have their names in the whole model, and each rank
-    # writes its own parts.) part.full_tensor() assembles a DTensor on all ranks of its mesh, and all of them must call it. Of experts, that is a
-    # column: the other ranks of rank 0's row have experts that rank 0 lacks. As in pipeline_training,
-    # dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all ranks of a group to its
-    # first one. Send experts alone: rank 0 has the rest. No other rank may have the whole model in memory.
+    # (save_sharded, which --save-every calls, needs nothing new: experts keep their names in the whole model, and each
+    # rank writes its own parts.) part.full_tensor() assembles a DTensor on all ranks of its mesh, and all of them must
+    # call it. For experts the mesh is a column: the other ranks of rank 0's row have experts that rank 0 lacks. As in
+    # pipeline_training, dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all
+    # ranks of a group to its first one. Send experts alone: rank 0 has the rest. No other rank may have the whole model
+    # in memory.
     full = {name: part.full_tensor() if isinstance(part, DTensor) else part for name, part in parts.items()}
     save0({"model": full, "config": config, "epoch": epoch}, path)
 

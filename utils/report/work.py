@@ -15,7 +15,7 @@ def facts(run: Run) -> dict[str, str]:
         if "n_experts" in sizes:  # a token is computed by top_k of them
             total, (active, flops) = flops, per_token(sizes, sizes["top_k"])
             out["parameters"] += f", of which a token uses {active:,}"
-            out["FLOPs of a token"] = f"{flops:,}; by all experts they would be {total:,}"
+            out["FLOPs of a token"] = f"{flops:,}; with all experts it would be {total:,}"
         if run.tokens_per_s:
             out["MFU"] = share_of_peak(run, flops * run.tokens_per_s)
     return out | {"power": power(run)}

@@ -43,8 +43,8 @@ def run_folder(job: str, state: State) -> Path:
 
 
 def named_by_run(lesson: str) -> list[str]:
-    """--out for a lesson whose batch files take their folder from RUN, where that is set: which of the two names it
-    makes no difference to them, and so qsub, which hands no environment on, and the report know it, too.
+    """--out with the folder that RUN names, for a lesson whose batch files read RUN. They take either; but qsub passes
+    no environment on, and the report reads --out alone.
     """
     files = (lessons.COURSE / "sbatch").glob(f"{lesson}.*")
     reads = any("utils/run.sh" in file.read_text("utf-8") for file in files)

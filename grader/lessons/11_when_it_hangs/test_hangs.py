@@ -172,7 +172,7 @@ def check_steps(told, order, parts):
     step_of = {sample: place // world for place, sample in enumerate(order[:whole])}
     for rank, part in enumerate(parts):
         for step, sample in enumerate(part):
-            belongs = f"is of step {step_of[sample]}" if sample in step_of else "is in no full step"
+            belongs = f"belongs to step {step_of[sample]}" if sample in step_of else "belongs to no full step"
             expect(
                 step_of.get(sample) == step,
                 f"{told}: a step does not take the samples that one process would take: what rank {rank} reads in step"

@@ -20,6 +20,7 @@ from .ranks import balance_on_rank, drop_on_rank, drawn_slots
 
 
 WEIGHTS = (0.25, 0.0)  # of --balance
+COUNTS = "block.mlp.load_E counts the tokens of one rank. Which call adds up the counts of all ranks?"
 
 
 @todo(4, in_place=("model",))
@@ -51,9 +52,7 @@ def test_todo4_balance(student):
     for rank, seen in enumerate(run.evidence):
         wrongs = {"this rank's load alone": torch.tensor(own[rank])}
         name = f"on {world} ranks, what everyones_load returns on rank {rank}"
-        check_tensor(
-            name, seen["load"], whole, rank=rank, wrongs=wrongs, hint="Who knows how many tokens all ranks sent?"
-        )
+        check_tensor(name, seen["load"], whole, rank=rank, wrongs=wrongs, hint=COUNTS)
         sent = [event["op"] for event in cases(run.events)[0][rank] if event["e"] == "op"]
         one = f"everyones_load makes {len(sent)} calls on rank {rank} for {layers} blocks"
         expect(

@@ -100,11 +100,13 @@ def check_routing(told, k, right, seen):
         for number, what in enumerate(("the tokens", "the router's weights")):
             reached = found is not None and found[number] is not None
             expect(reached, f"{told}, no gradient of the {name} reaches {what}", "a gradient", "none", hint=GATES)
-            # That of bfloat16 tokens is rounded to three digits.
+            # A gradient of bfloat16 tokens is rounded to three digits.
             wanted = right[f"gradient of {name}"][number]
             rel = 1e-2 if wanted.dtype == torch.bfloat16 else 1e-4
             check_tensor(f"{told}, the gradient of the {name} for {what}", found[number], wanted, rel, hint=GATES)
-    check_tensor(f"{told}, after a forward pass the bias", seen["bias"], bias, hint="Who changes the bias, and when?")
+    check_tensor(
+        f"{told}, after a forward pass the bias", seen["bias"], bias, hint="Which function changes the bias, and when?"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ WRONG = [
         3,
         "in one piece",
         ["each = len(order) // world\nreturn order[rank * each : (rank + 1) * each]", None],
-        says="what rank 0 reads in step 1 is of step 0",
+        says="what rank 0 reads in step 1 belongs to step 0",
     ),
     Answer(
         3,
