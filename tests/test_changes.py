@@ -51,7 +51,7 @@ def main(rank: int) -> None:
 
 
 def changed(source: str, edited: str) -> list[changes.Change]:
-    return changes.changed_elsewhere(source, edited, parsing.outline(edited).statements)
+    return changes.changed_elsewhere(source, edited, parsing.statements_of(edited))
 
 
 def told(*swaps: tuple[str, str]) -> list[str]:

@@ -506,12 +506,12 @@ def test_a_notebook_of_a_strange_version_is_unreadable_and_no_failure_of_the_mac
         None,
         [None],
         [["", "", True, False, "1"]],
-        [["", "", True, False, "1", ["", 0, []]]],
-        [["", "", True, False, "1", ["", "x", [], None]]],
-        [["", "", True, False, "1", ["", float("inf"), [], None]]],
-        [["", "", True, False, "1", ["", 0, [["f", 1]], None]]],
-        [["", "", True, False, "1", ["", 0, [], [[1, 1 << 60, 0, "1"]]]]],
-        [["", "", True, False, "1", ["", 0, [], [[-1, 1, 0, "1"]]]]],
+        [["", "", True, False, "1", [["", 0, []]]]],
+        [["", "", True, False, "1", [["", "x", []], None]]],
+        [["", "", True, False, "1", [["", float("inf"), []], None]]],
+        [["", "", True, False, "1", [["", 0, [["f", 1]]], None]]],
+        [["", "", True, False, "1", [["", 0, []], [[1, 1 << 60, 0, "1"]]]]],
+        [["", "", True, False, "1", [["", 0, []], [[-1, 1, 0, "1"]]]]],
     ],
 )
 def test_cells_that_make_no_sense_are_refused(left):
@@ -519,7 +519,8 @@ def test_cells_that_make_no_sense_are_refused(left):
     with pytest.raises(submissions.Refused):
         submissions.cells_of(left)
     assert [
-        cell.outline.functions for cell in submissions.cells_of([["", "", 1, 0, {}, ["", "1", [[None, 1, 2]], []]]])
+        cell.parsed.outline.functions
+        for cell in submissions.cells_of([["", "", 1, 0, {}, [["", "1", [[None, 1, 2]]], []]]])
     ] == [[["None", 1, 2]]]
 
 

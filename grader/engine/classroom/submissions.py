@@ -14,7 +14,7 @@ from typing import Any
 
 from grader.engine.lesson import student_files, submission_files, todo_regions
 from grader.engine.lesson.submission_files import MOST_ARCHIVE, MOST_FILE, Sieve, Taken
-from grader.engine.lesson.parsing import Cell, Outline
+from grader.engine.lesson.parsing import Cell, Outline, Parsed
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.runner import Runner
 from grader.engine.walls import sanitize
@@ -113,17 +113,18 @@ def cells_of(values: Any) -> list[Cell]:
     """Cells from the values that their reader left. Raises Refused if these make no sense."""
     cells = []
     try:
-        for cell_id, key, code, locked, text, (error, line, functions, statements) in values:
+        for cell_id, key, code, locked, text, ((error, line, functions), statements) in values:
             spans = [[str(name), int(first), int(last)] for name, first, last in functions]
-            outline = Outline(str(error), int(line), spans, statements_of(statements, str(text).count("\n") + 1))
-            cells.append(Cell(str(cell_id), str(key), bool(code), bool(locked), str(text), outline))
+            outline = Outline(str(error), int(line), spans)
+            parsed = Parsed(outline, statements_in(statements, str(text).count("\n") + 1))
+            cells.append(Cell(str(cell_id), str(key), bool(code), bool(locked), str(text), parsed))
     except (TypeError, ValueError, OverflowError):
         raise Refused("what its reader left makes no sense") from None
     return cells
 
 
-def statements_of(values: Any, lines: int) -> list[list] | None:
-    """An outline's statements, of a text with so many lines. Raises ValueError if these make no sense."""
+def statements_in(values: Any, lines: int) -> list[list] | None:
+    """The statements of a text with so many lines, as its reader left them. Raises ValueError if they make no sense."""
     if values is None:
         return None
     found = [[int(first), int(last), int(depth), str(code)] for first, last, depth, code in values]

@@ -131,7 +131,10 @@ def parsed(file: str, notebook: bool) -> dict:
     """Parse a student's file. Returns {"cells": …} as lists, or {"problem": why it cannot be read}."""
     try:
         text = Path(file).read_text("utf-8")
-        cells = [cell._replace(outline=parsing.outline(cell.text)) for cell in parsing.cells(text, notebook)]
+        cells = [
+            cell._replace(parsed=parsing.Parsed(parsing.outline(cell.text), parsing.statements_of(cell.text)))
+            for cell in parsing.cells(text, notebook)
+        ]
     except ValueError as problem:
         return {"problem": str(problem)}
     return {"cells": [list(cell) for cell in cells]}

@@ -366,7 +366,7 @@ class Judge:
             elif not unit.text.strip():
                 mine = [changes.Change(0, f"the cell “{first}” is gone", True)]
             else:
-                mine = changes.changed_elsewhere(unit.source, unit.text, unit.outline.statements)
+                mine = changes.changed_elsewhere(unit.source, unit.text, unit.statements)
                 if unit in moved:
                     mine.insert(0, changes.Change(0, f"the cell “{first}” is in another place", True))
             file, _, cell = unit.name.partition(", cell")
@@ -481,7 +481,7 @@ WHOLE = 4  # a check that needs so many TODOs runs the script as a whole
 def no_python(lesson: str, units: list[lessons.Unit]) -> Fault | None:
     """Why a script does not compile: file, line and its text. A notebook's cells fail one by one, on the ranks."""
     for unit in [] if lessons.is_notebook(lesson) else units:
-        what, number, *_ = unit.outline
+        what, number, _ = unit.outline
         if what:
             lines = unit.text.splitlines()
             text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
@@ -504,7 +504,7 @@ def not_understood(error: Exception) -> Fault:
 
 def spoken_crash(error: Exception) -> str:
     """An exception of a check, and the line that raised it."""
-    checks = lessons.folder("")
+    checks = lessons.COURSE / lessons.OF_LESSONS
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(checks)]
     where = f", where the check says: {frames[-1].line}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from grader.engine.lesson.parsing import outline
+from grader.engine.lesson.parsing import statements_of
 from grader.engine.lesson.todo_regions import attempted, code_lines, compose, locate, todo_at
 
 
@@ -30,12 +30,12 @@ def changed_elsewhere(source: str, edited: str, statements: Sequence[Sequence] |
     docstrings, annotations, comments, and how a statement is wrapped and quoted.
 
     Args:
-        statements: the statements of `edited`, as in an `Outline`; None if it is not Python: lines are compared then.
+        statements: the statements of `edited`, as in a `Unit`; None if it is not Python: lines are compared then.
     """
     given = compose(source)
     if edited == given:
         return []
-    both = outline(given).statements, statements
+    both = statements_of(given), statements
     old, new = (
         list(_lines_outside(source, text) if None in both else _statements_outside(source, text, theirs))
         for text, theirs in zip((given, edited), both)

@@ -41,12 +41,16 @@ class Unit(NamedTuple):
     name: str  # "train/ddp_training.py" or "notebooks/01_collectives.ipynb, cell 5"
     text: str
     source: str  # its source, with regions; "" for a cell that the student added
-    known: parsing.Outline | None = None  # if it is a stranger's: it was parsed in a sandbox
+    known: parsing.Parsed | None = None  # if it is a stranger's: it was parsed in a sandbox
     place: int | None = None  # of its source among the cells of the course's notebook
 
     @property
     def outline(self) -> parsing.Outline:
-        return self.known or parsing.outline(self.text)
+        return self.known.outline if self.known else parsing.outline(self.text)
+
+    @property
+    def statements(self) -> list[list] | None:
+        return self.known.statements if self.known else parsing.statements_of(self.text)
 
 
 class Ran(NamedTuple):
@@ -133,7 +137,7 @@ def checks(stem: str) -> list[Path]:
 def on_ranks(stem: str) -> list[str]:
     """The names of the modules of a lesson's checks that ranks load, and no others of its folder."""
     files = [*folder(stem).glob("ranks.py"), *sorted(folder(stem).glob("ranks/*.py"))]
-    return [module_name(file, COURSE) for file in files]
+    return [module_name(file) for file in files]
 
 
 def package(stem: str) -> str:
@@ -188,7 +192,7 @@ def units(
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from None
     if not is_notebook(stem):
-        return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].outline)]
+        return [Unit(f"train/{path.name}", cells[0].text, source, cells[0].parsed)]
 
     given = _percent_cells(source, stem)
     known = {parsing.key(node): (node.source, place) for place, node in enumerate(given)}
@@ -198,7 +202,7 @@ def units(
     for number, cell in enumerate(cells, start=1):
         if cell.runs:
             own, place = known.get(cell.key, ("", None))
-            there.append(Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, own, cell.outline, place))
+            there.append(Unit(f"notebooks/{stem}.ipynb, cell {number}", cell.text, own, cell.parsed, place))
     keys = {cell.key for cell in cells if cell.code}
     gone = [(place, node) for place, node in enumerate(given) if parsing.key(node) not in keys and _is_graded(node)]
     return there + [Unit(f"notebooks/{stem}.ipynb", "", node.source, place=place) for place, node in gone]

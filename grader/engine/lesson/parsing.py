@@ -35,7 +35,13 @@ class Outline(NamedTuple):
     error: str  # why it does not compile; "" if it does
     line: int  # 1-based, of the error
     functions: list[list]  # [name, first line, last line] of each function and class, from the outermost inwards
-    statements: list[list] | None  # [first line, last line, depth, code], see `statements`; None if it does not parse
+
+
+class Parsed(NamedTuple):
+    """All that is asked about a piece of code."""
+
+    outline: Outline
+    statements: list[list] | None  # as `statements_of` returns them
 
 
 class Cell(NamedTuple):
@@ -46,7 +52,7 @@ class Cell(NamedTuple):
     code: bool  # as opposed to text
     locked: bool  # whether it is the course's
     text: str  # without magics, if it is Python
-    outline: Outline | None = None  # if it was made along with the cell
+    parsed: Parsed | None = None  # if it was parsed where the cell was read
 
     @property
     def runs(self) -> bool:
@@ -106,16 +112,29 @@ def edited(cell: Cell, source: str) -> Cell:
 def outline(code: str) -> Outline:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nodes, all_of_them, error, line = [], None, "", 0
+        nodes, error, line = [], "", 0
         try:
             tree = ast.parse(code)
-            nodes, all_of_them = list(ast.walk(tree)), list(statements(tree))
+            nodes = list(ast.walk(tree))
             compile(tree, "<source>", "exec", dont_inherit=True)
         except NO_PYTHON as problem:
             error = f"{type(problem).__name__}: {getattr(problem, 'msg', problem)}"
             line = getattr(problem, "lineno", None) or 1
     named = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return Outline(error, line, [[node.name, node.lineno, node.end_lineno] for node in named], all_of_them)
+    return Outline(error, line, [[node.name, node.lineno, node.end_lineno] for node in named])
+
+
+@functools.lru_cache(maxsize=256)
+def statements_of(code: str) -> list[list] | None:
+    """[first line, last line, depth, code] of each statement, see `statements`; None for what is not Python. Only what
+    was changed is asked for them: in one spelling they take as long as the outline.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return list(statements(ast.parse(code)))
+        except NO_PYTHON:
+            return None
 
 
 def without_magics(code: str) -> str:

@@ -117,7 +117,7 @@ def unjudgeable(lesson: str, path: Path) -> str:
         told = "it cannot be read, so nothing in it is judged"
         return f"{told}; ./workbook reset {lesson} brings the original back, and keeps yours"
     for unit in units:
-        what, line, *_ = unit.outline
+        what, line, _ = unit.outline
         if what and lessons.is_notebook(lesson):
             return f"the cell “{next(filter(str.strip, unit.text.splitlines()), '').strip()}” is not Python: {what}"
         if what:

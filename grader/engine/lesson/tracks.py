@@ -25,16 +25,9 @@ def track(name: str) -> Track:
 TRACKS = {name: track(name) for name in lessons.REGISTER["tracks"]}
 
 
-class Effort(NamedTuple):
-    """The time that a TODO takes a student."""
-
-    minutes: int  # estimated
-    further: bool  # the lesson's main thread does not need it
-
-
-def efforts(stem: str) -> dict[int, Effort]:
-    """TODO -> effort, also for a sealed lesson; empty if it has no texts."""
-    return {number: Effort(words.minutes, words.further) for number, words in texts.read(stem).todos.items()}
+def efforts(stem: str) -> dict[int, texts.Words]:
+    """TODO -> the words that say how long it takes, also for a sealed lesson; empty if it has no texts."""
+    return texts.read(stem).todos
 
 
 def members(name: str) -> list[Id]:
