@@ -11,6 +11,7 @@ import pytest
 
 from grader.engine.jobs import missing_packages
 from grader.engine.lesson import lessons
+from utils import releases
 
 # It tells what it was asked in a log, and makes a .venv whose Python is a copy of itself, and so is its uv.
 PYTHON = """\
@@ -26,6 +27,7 @@ case "$*" in
     *whl/cpu*) [ ! -e "$LOG.no-cpu-torch" ] ;;
     "-m pip "* | "pip install "*)
         echo "of indexes $UV_DEFAULT_INDEX|$UV_INDEX|$UV_FIND_LINKS" >>"$LOG"
+        echo "compiles ${{UV_COMPILE_BYTECODE:-no}}" >>"$LOG"
         case "$0" in *uv) [ ! -e "$LOG.uv-fails" ] || exit 2 ;; esac
         [ ! -e "$LOG.offline" ] || {{ printf 'error: Request failed\n  cause: dns error\n' >&2; exit 2; }} ;;
     --version) echo Python 3.12.1 ;;
@@ -106,6 +108,15 @@ def test_a_python_without_venv_is_named(bench):
     assert "apt install python3-venv" in one_line(bench.run("start"))
     bench.python("python3.11")  # another that can
     assert bench.run("status").returncode == 0
+
+
+def test_bytecode_is_made_where_python_would_not_write_it(bench):
+    bench.python()
+    bench.run("status")
+    assert set(bench.log("compiles ")) == {"compiles no"}
+    shutil.rmtree(bench.course / ".venv")
+    bench.run("status", PYTHONDONTWRITEBYTECODE="1")
+    assert set(bench.log("compiles ")) == {"compiles 1"}
 
 
 def test_installs_once_and_again_when_the_requirements_change(bench):
@@ -246,12 +257,14 @@ def test_packages_that_a_clusters_python_lacks_are_one_line(bench):
 
 def test_an_old_torch_is_named(monkeypatch):
     monkeypatch.setattr(missing_packages.metadata, "version", lambda name: "2.7.1+cu126")
+    monkeypatch.setattr(releases, "installed", lambda: "2.7.1+cu126")
     line = missing_packages.problem("torch==2.13.0\n")
     assert "torch 2.7.1+cu126" in line and "2.8 or newer" in line and line.count("\n") == 0
     assert "run ./workbook start on a login node" in line and "unset" not in line  # a way out
     monkeypatch.setenv("WORKBOOK_PYTHON", sys.executable)
     assert "unset WORKBOOK_PYTHON, and run ./workbook start" in missing_packages.problem("torch==2.13.0\n")
     monkeypatch.setattr(missing_packages.metadata, "version", lambda name: "2.8.0a0+gitba56102")
+    monkeypatch.setattr(releases, "installed", lambda: "2.8.0a0+gitba56102")
     assert missing_packages.problem("# a comment\ntorch==2.13.0\n") is None
 
 

@@ -202,6 +202,7 @@ def load_early() -> None:
         "torch._dynamo",  # over a second
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
         "torch.distributed.checkpoint._fsspec_filesystem",
+        "torch.distributed.tensor.debug",  # `forget_layouts` needs it, in each process that is called twice
         "torch.profiler._cupti_monitor",  # 2.13 alone has it
     ):
         with suppress(ImportError):

@@ -3,6 +3,7 @@
 Only the standard library: `./workbook`, batch files and scripts ask it of Pythons in which anything may be missing.
 """
 
+import functools
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ def number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
 
 
+@functools.cache
 def installed() -> str:
     """The release of torch that this Python has, such as "2.13.0+cpu"; "" if it has none."""
     try:

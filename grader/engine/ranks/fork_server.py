@@ -58,9 +58,10 @@ from grader.engine.inside import observe, rank
 from grader.engine.ranks import kept_server
 from grader.engine.ranks.linux_processes import processes_below
 from grader.engine.walls import enter_sandbox as walls
-from utils import private
+from utils import private, releases
 
 private.load_early()
+releases.installed()  # kept: it is read from the disk
 rank.load_plain_library()
 
 
