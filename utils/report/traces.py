@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from utils.atomic_write import written_whole
 
 Event = dict[str, Any]
+Traces = dict[int, dict[str, Any]]  # rank -> its trace
+MOST = 16  # ranks that are read: each has some megabytes
 MESSAGES = ("gloo:", "nccl")  # how the names of communication begin
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")  # categories
 LAST_PART = "optimizer"  # the range that ends a step, see recorder.py
@@ -27,26 +29,23 @@ class Operation(NamedTuple):
     seconds: float  # in a step, without the operations that it calls
 
 
-def read(folder: Path) -> dict[int, dict[str, Any]]:
-    """Rank -> its trace, of the run in a folder; a rank whose file is missing or cut off is left out."""
+def read(folder: Path) -> Traces:
+    """The traces of a run's first MOST ranks; a rank whose file is missing or cut off is left out."""
     found = {}
-    for path in (folder / "usage").glob("trace-*.json.gz"):
+    for rank in range(MOST):
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                found[int(path.name.removeprefix("trace-").removesuffix(".json.gz"))] = json.load(file)
+            with gzip.open(folder / "usage" / f"trace-{rank}.json.gz", "rt", encoding="utf-8") as file:
+                found[rank] = json.load(file)
         except (OSError, EOFError, ValueError):
             continue
-    return dict(sorted(found.items()))
+    return found
 
 
-def merge(folder: Path) -> Path | None:
-    """Write folder/usage/trace.json.gz, with all ranks on one axis of time, and return it; None without traces.
+def merge(folder: Path, traces: Traces) -> Path:
+    """Write folder/usage/trace.json.gz, with all these ranks on one axis of time, and return its path.
 
     Ranks of different nodes are as well aligned as the clocks of their nodes.
     """
-    traces = read(folder)
-    if not traces:
-        return None
     first = min(trace.get("baseTimeNanoseconds", 0) for trace in traces.values())
     events: list[Event] = []
     for rank, trace in traces.items():
@@ -71,12 +70,24 @@ def of_rank(event: Event, rank: int, later: float) -> Event:
     return changed
 
 
-def operations(folder: Path) -> dict[int, list[Operation]]:
-    """Rank -> the operations of its recorded steps, those that take longest first. On a GPU, they are its kernels."""
-    return {rank: of_trace(trace["traceEvents"]) for rank, trace in read(folder).items()}
+def dearest(traces: Traces) -> list[dict[str, Any]]:
+    """The operations that take longest, as rows: name, calls and milliseconds of a step, as means over the ranks, and
+    the rank on which it takes longest.
+    """
+    by_name: dict[str, dict[int, Operation]] = defaultdict(dict)
+    for rank, trace in traces.items():
+        for operation in operations(trace["traceEvents"]):
+            by_name[operation.name][rank] = operation
+    rows = []
+    for name, ranks in by_name.items():
+        calls, seconds = (sum(each) / len(traces) for each in zip(*((o.calls, o.seconds) for o in ranks.values())))
+        slowest = max(ranks, key=lambda rank: ranks[rank].seconds)
+        rows.append(dict(name=name, calls=calls, ms=1000 * seconds, rank=slowest, most=1000 * ranks[slowest].seconds))
+    return sorted(rows, key=lambda row: -row["ms"])[:DEAREST]
 
 
-def of_trace(events: list[Event]) -> list[Operation]:
+def operations(events: list[Event]) -> list[Operation]:
+    """The operations of a rank's recorded steps, those that take longest first. On a GPU, they are its kernels."""
     spans = [event for event in events if event["ph"] == "X"]
     steps = sum(event["name"] == LAST_PART for event in spans if event.get("cat") == "user_annotation") or 1
     on_gpu = any(event.get("cat") in ON_GPU for event in spans)
@@ -108,7 +119,8 @@ def is_operation(event: Event) -> bool:
 def table(folder: Path, *names: str) -> str:
     """For each rank the dearest operations of a step, or those with these names: calls and milliseconds in a step."""
     lines = []
-    for rank, found in operations(folder).items():
+    for rank, trace in read(folder).items():
+        found = operations(trace["traceEvents"])
         shown = [operation for operation in found if operation.name in names] if names else found[:DEAREST]
         for name, calls, seconds in shown:
             lines.append(f"rank {rank}: {name:<40} {calls:7.1f} calls {1000 * seconds:9.2f} ms")

@@ -204,7 +204,7 @@ STANDS = {
 }
 
 
-@todo(10, in_place=("model",))
+@todo(10, in_place=("model", "content"))
 def test_todo10_save_checkpoint(student):
     values = [student.draw("weights").uniform(1, 9) for _ in range(2)]
     first, *others = student.call(save_on_rank, world=2, values=values).evidence

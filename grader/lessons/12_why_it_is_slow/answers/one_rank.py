@@ -15,7 +15,7 @@ WRONG = [
             """,
             None,
         ],
-        says="reads from the device once",
+        says="reads from the device 1 time",
     ),
     Answer(1, "with its graph", swap=("loss.detach()", "loss"), says="with its graph"),
     Answer(
@@ -94,7 +94,8 @@ WRONG = [
     Answer(2, "the words of a batch", [None, 'return "data", 48'], says="the number of words"),
     Answer(2, "the longest part is another", [None, 'return "communication", 1600'], says="the longest part"),
     Answer(3, "no block recomputes", ["pass", None], says="the others do not fit"),
-    Answer(3, "one less", swap=("budget // kept", "budget // kept - 1"), says="recompute, though"),
+    Answer(3, "one more than fit", swap=("budget // kept", "budget // kept - 1"), says="do not fit"),
+    Answer(3, "one less than fit", swap=("budget // kept", "max(budget // kept - 1, 0)"), says="recompute, though"),
     Answer(3, "one too few", swap=("budget // kept", "-(-budget // kept)"), says="do not fit"),
     Answer(
         3,
@@ -106,10 +107,7 @@ WRONG = [
         says="recompute, though",
     ),
     Answer(
-        3,
-        "blocks that fit are left out",
-        ["del model.blocks[budget // kept :]", None],
-        says="a block is computed 0 times",
+        3, "blocks that fit are left out", ["del model.blocks[budget // kept :]", None], says="is not computed at all"
     ),
     Answer(
         3,
