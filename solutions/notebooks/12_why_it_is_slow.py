@@ -73,10 +73,9 @@ RECORDED = "--record --log-every 8 --max-steps 16"
 #
 # *"Only a progress line. It cannot cost anything."* A GPU works behind the program: Python queues kernels, and runs
 # ahead of them. `.item()`, `float(t)`, `if t > 0`, `print(t)`, `.tolist()` and `.cpu()` need the number itself. So Python
-# waits until all that is queued has been computed; then the queue is empty, and the GPU waits for Python. In a trace
-# each of these is `aten::item` and, below it, `aten::_local_scalar_dense`. On a CPU, as here, the call returns at once;
-# its count is the same. (Adam's own count of steps is a tensor on the CPU: one `item` for each parameter and step, which
-# waits for nothing.)
+# waits until the GPU has computed everything in its queue; then the queue is empty, and the GPU waits for Python. A trace
+# shows `aten::item` and, below it, `aten::_local_scalar_dense`. On a CPU, as here, the call returns at once; its count is
+# the same. (Adam's own count of steps is a tensor on the CPU: one `item` for each parameter and step, without a wait.)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -180,7 +179,7 @@ def make_loaders_2(sets: tuple, samplers: tuple, args: Namespace, world_size: in
 
 
 def make_samplers_2(sets: tuple, args: Namespace) -> tuple:
-    """Windows in order: this rank's samples are those of its number, modulo the number of ranks."""
+    """Windows in order: rank r takes the windows r, r + world, r + 2 · world and so on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     parts = [torch.utils.data.Subset(part, range(rank, len(part) - 1, world)) for part in sets]
     samplers = [torch.utils.data.SequentialSampler(part) for part in parts]
@@ -550,9 +549,9 @@ check("12_why_it_is_slow/7")
 # %% [markdown]
 # ## Story 8: a metric in a pickle
 #
-# *"Only the accuracy, and only one line."* `all_gather_object` pickles an object, sends its size, then pads it to the
-# largest one and sends that to every rank, each of which unpickles all of them. On a GPU the pickle is copied there to
-# travel. It is made for a name or a configuration, once. A metric is a few sums.
+# *"Only the accuracy, and only one line."* `all_gather_object` pickles an object, sends its size, then pads the pickle
+# to the largest size and sends it to every rank, and every rank unpickles all of them. With NCCL the pickle is first
+# copied to the GPU. It is made for a name or a configuration, once. A metric is a few sums.
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}

@@ -146,7 +146,7 @@ def plain_gradients(seed, layers):
 
 
 def evaluate_on_rank(code, rank, world, seed, batches):
-    """The mean loss; how many tensors were kept for a backward pass; and whether training can go on as before."""
+    """The mean loss; how many tensors were kept for a backward pass; and whether training can continue as before."""
     model, keep, kept = tiny_model(seed), code.keep, []
 
     def counted(tensor):

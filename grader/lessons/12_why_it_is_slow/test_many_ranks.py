@@ -142,7 +142,7 @@ def test_todo08_accuracy(student):
 def check_dealt_once(told, lengths, parts):
     seen = sorted(number for part in parts for number in part)
     lacking = sorted({*range(len(lengths))} - {*seen})
-    expect(not lacking, f"{told}: documents {lacking[:6]} are no rank's: the step is a different one", "each", seen)
+    expect(not lacking, f"{told}: documents {lacking[:6]} are no rank's: the step lacks them", "each", seen)
     expect(seen == [*range(len(lengths))], f"{told}: a document is computed twice, or there is none", "each once", seen)
 
 
@@ -182,7 +182,7 @@ def test_todo09_deal(student):
 
 
 def spread(lengths, parts):
-    """Sequences of the rank with the most, less those of the rank with the fewest."""
+    """Sequences of the busiest rank, less the sequences of the least busy one."""
     sums = [sum(lengths[number] for number in part) for part in parts]
     return max(sums) - min(sums)
 
@@ -215,7 +215,7 @@ def test_todo10_save_checkpoint(student):
         for how, (told, hint) in STANDS.items():
             expect(how not in left["how"], told, "it is written meanwhile, and in any case", how, 0, hint)
         saved = left["file"]
-        expect(saved is not None, "there is no file after training has gone on", "a checkpoint", "none", 0)
+        expect(saved is not None, "there is no file after training has continued", "a checkpoint", "none", 0)
         about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
         expect(
             about == {"config": {"dim": 3}, "epoch": epoch}, "the file lacks what it was given", "all of it", about, 0
