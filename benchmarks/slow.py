@@ -240,10 +240,12 @@ def measured(rank: int, number: int, pairs: int, steps: int) -> dict[str, list[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("stories", type=int, nargs="*", choices=STORIES, help="by default all")
+    parser.add_argument("stories", type=int, nargs="*", help="their numbers; by default all")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="of a turn")
     args = parser.parse_args()
+    if unknown := [number for number in args.stories if number not in STORIES]:
+        parser.error(f"there is no story {unknown[0]}; there are 1 to {len(STORIES)}")
     table = Table("story", "slow, ms", "mended, ms", "ratio, least … most", "counted", "slow", "mended")
     table.title = f"medians of {args.pairs} pairs; torch {torch.__version__}, load before {os.getloadavg()[0]:.0f}"
     numbers = args.stories or [*STORIES]
