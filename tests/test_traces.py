@@ -82,14 +82,17 @@ def test_a_trace_that_was_cut_off_is_left_out(folder):
     assert traces.table(folder / "nowhere").startswith("no trace")
 
 
-def run_of(*ranks, out=Path("out")):
-    """A run whose ranks have these parts in each of ten steps; a rank: data, forward, backward, communication."""
+def run_of(*ranks, others=0.0):
+    """A run whose ranks have these parts in each of ten steps; a rank: data, forward, backward, communication.
+    `others`: percent of a processor that other programs take.
+    """
     found = []
     for number, (data, forward, backward, waits) in enumerate(ranks):
         step = {"data": data, "forward": forward, "backward": backward + waits, "waiting": 0.0, "optimizer": 0.1}
         shares = {part: 0.0 for part in step} | {"backward": waits / (backward + waits)}
-        found.append(Rank({"rank": number}, [], [step] * 10, {"shares": shares, "hidden": 0.0}))
-    return Run(out, [], found)
+        usage = [{"cpu": 100.0, "cpus": [100.0] * len(ranks) + [others]}]
+        found.append(Rank({"rank": number, "node": "n"}, usage, [step] * 10, {"shares": shares, "hidden": 0.0}))
+    return Run(Path("out"), [], found)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,14 @@ def run_of(*ranks, out=Path("out")):
 def test_what_to_look_at_first(ranks, said):
     told = first_look.first_look(run_of(*ranks))
     assert told.startswith(said) if said else told == ""
+
+
+def test_on_a_busy_machine_a_slow_rank_may_be_the_machine():
+    ranks = (0.0, 1.0, 2.0, 5.0), (0.0, 3.0, 5.0, 0.1)
+    assert first_look.first_look(run_of(*ranks)) and not first_look.first_look(run_of(*ranks, others=100.0))
+    run = run_of(*ranks)
+    run.ranks[0].usage.clear(), run.ranks[1].usage.clear()  # shorter than a second
+    assert first_look.first_look(run) == ""
 
 
 def test_one_slow_step_is_no_reason():

@@ -5,12 +5,17 @@ before the forward pass, and a rank that works longer than all others. A large p
 small model, or a busy machine, that is how a healthy run looks.
 """
 
+import statistics
+from collections import defaultdict
+
 from utils.report.runs import Line, Run
 
-LONG = 0.3  # of a step, before its forward pass; a healthy run of the course spends less than 0.05
+# Of a step, before its forward pass. A healthy run of the course spends less than 0.05; 0.21 was seen at a load of 25.
+LONG = 0.4
 FACTOR = 2.0  # of the work of the busiest of the other ranks
 MOST_STEPS = 0.8  # of the timed steps must show it: a single one is slow for many reasons
 FEWEST = 5  # steps, for a statement
+OWN = 0.7  # of a node's busy processors; with less, other programs make ranks slow (by a factor of 4, at a load of 50)
 
 
 def first_look(run: Run) -> str:
@@ -41,6 +46,8 @@ def straggler(run: Run) -> str:
         return ""
     work = {rank.start["rank"]: sum(rank.parts.values()) - rank.parts["communication"] for rank in run.ranks}
     slow, next_slow = sorted(work, key=work.__getitem__, reverse=True)[:2]
+    if not alone(run):
+        return ""
     longer = work[slow] / (work[next_slow] or 1.0)
     forward = {rank.start["rank"]: [step["forward"] for step in rank.steps] for rank in run.ranks}
     others = [max(each) for each in zip(*(forward[rank] for rank in forward if rank != slow))]
@@ -48,3 +55,14 @@ def straggler(run: Run) -> str:
     if longer < FACTOR or not always:
         return ""
     return f"rank {slow} works {longer:.1f} times as long in a step as any other rank, and all others wait for it"
+
+
+def alone(run: Run) -> bool:
+    """Whether each node's processors work mostly for this run, as its ranks have sampled; False if none has."""
+    own, busy = defaultdict(float), {}
+    for rank in run.ranks:
+        node = rank.start["node"]
+        own[node] += statistics.mean([line["cpu"] for line in rank.usage] or [0.0])
+        if nodes := [sum(line["cpus"]) for line in rank.usage if "cpus" in line]:
+            busy[node] = statistics.mean(nodes)
+    return own.keys() == busy.keys() and all(own[node] >= OWN * busy[node] for node in busy)
