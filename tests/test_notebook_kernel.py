@@ -197,7 +197,8 @@ def test_a_notebook_runs_from_top_to_bottom(course, file, lesson, folder):
     outputs = [output for c in notebook.cells if c.cell_type == "code" for output in c.outputs]
     assert not [output for output in outputs if output.get("name") == "stderr"]
     drawn = sum("image/png" in output.get("data", {}) for output in outputs)
-    assert drawn >= (1 if lesson == "11_when_it_hangs" else 2)  # 11 prints logs, and draws one of them
+    # 11 and 12 print logs and counts, and draw one step.
+    assert drawn >= (1 if lesson in ("11_when_it_hangs", "12_why_it_is_slow") else 2)
 
 
 def test_a_students_copy_of_the_course_has_all_that_a_check_needs(course, file, tmp_path):

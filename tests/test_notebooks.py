@@ -186,8 +186,9 @@ def test_nbgrader_itself_makes_the_same_release(course):
     assert litter <= {".workbook", "grader", "nbgrader_config.py", "notebooks", "solutions"}
 
 
-def test_each_question_comes_after_the_logs_that_it_asks_about():
-    text = lessons.source_path("11_when_it_hangs").read_text("utf-8")
+@pytest.mark.parametrize("lesson, folder", [("11_when_it_hangs", "story"), ("12_why_it_is_slow", "slow")])
+def test_each_question_comes_after_the_logs_that_it_asks_about(lesson, folder):
+    text = lessons.source_path(lesson).read_text("utf-8")
     for story in range(1, 11):
-        launched = re.search(rf'launch\(f?"story_{story}[_"]', text)
+        launched = re.search(rf'launch\(f?"{folder}_{story}[_"]', text)
         assert launched and launched.start() < text.index(f"def story_{story}("), story

@@ -64,6 +64,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.after_ddp_training import global_mean, setup
 from utils.arguments import given, training_parser, whole
 from utils.checkpoints import saved_whole, to_resume
+from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import check_averages, cleanup, fail, print0, save0, set_batch_size
@@ -78,6 +79,7 @@ SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("fsdp_training")
+    add_compile(parser)
     add = parser.add_argument
     add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="which tensors are sharded over the ranks")
     add("--replicas", type=whole(1), default=2, help="copies of the model with --sharding hybrid; usually one per node")
@@ -131,7 +133,10 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:
-    """The recipe: first what a block keeps for its backward pass, then how its weights are sharded."""
+    """The recipe: first what a block computes and keeps for its backward pass, then how its weights are sharded."""
+    if args.compile:
+        for block in model.blocks:  # one by one: FSDP gathers the weights of a block before it, in a hook
+            compiled(block)
     if args.recompute:
         recompute(model)
     return shard(model, mesh, args)
@@ -285,6 +290,8 @@ def load_sharded(
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
+    if args.compile:
+        check_compiler()
     rank, local_rank, world_size, device = setup()
     check_averages(device)
     set_batch_size(args, world_size)

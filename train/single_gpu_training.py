@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
 from utils.arguments import training_parser
+from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
 from utils.device_memory import device_memory
 from utils.distributed import check_alone, fail, set_batch_size
@@ -39,6 +40,7 @@ Loaders = tuple[DataLoader, DataLoader, DataLoader]
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("single_gpu_training")
+    add_compile(parser)
     args = parser.parse_args(argv)
     check_alone("single_gpu_training.py", "ddp_training.py")
     if args.dim % args.heads:
@@ -181,6 +183,8 @@ def save_checkpoint(model: nn.Module, config: dict[str, Any], path: Path, epoch:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
+    if args.compile:
+        check_compiler()
     rank, local_rank, world_size, device = setup()
     set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
@@ -190,7 +194,10 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
     config = model.config  # its sizes, which every checkpoint carries
-    model = wrap(model.to(device), device)
+    model = model.to(device)
+    if args.compile:
+        compiled(model)
+    model = wrap(model, device)
     optimizer = make_optimizer(model, args)  # after wrap, which may replace the parameters
 
     out = Path(args.out)

@@ -9,7 +9,7 @@
 | what must be refused, and what must not | on a rank `raised`; `check_refusals` |
 | what each rank is given | `Private`; `student.draw`, `student.seeds` draw it, `student.premise` says what it must tell apart |
 | a grid with a data axis and one more | `check_grids`, `check_row_samplers`; on a rank `dealt` |
-| questions with a number as answer | `check_answers`; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives all of these, and its premises, `named_apart` |
+| questions with a number as answer | `check_answers`; `check_story`, below a story's TODO; `answers_on_rank`, where they are compared otherwise; `same_numbers`, `a_number`, `written`, `both`; `known`, the mistake that gives all of these, and its premises, `named_apart` |
 | the same tensor or not | `check_tensor`, `check_shape`; `near`, `close` (any dtype), `difference`, in words; `scale_of` a model's gradients, for those that vanish; `COPIED`, the hint where a tensor in channels_last was to be filled |
 | two forward passes before their two backward passes | on a rank `crossed`; `CROSSED`, the hint |
 | what a function has done to what it was given | on a rank `Given`; `check_given` |
@@ -81,6 +81,7 @@ from grader.kit.scripts import (
     training,
 )
 from grader.kit.drawn_sizes import layouts, lengths, meshes, nodes, ones_in_turn, pipelines, rectangles, shares, without
+from grader.kit.stories import check_story
 from grader.kit.split_model import (
     EXACT,
     check_norm,

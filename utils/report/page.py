@@ -11,14 +11,14 @@ import math
 import shlex
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from utils.report.frame import template
-from utils.report import pictures, work
+from utils.report import pictures, traces, work
 from utils.report.runs import COMPARED, Run, arguments, batch_of, read, records, scaling, speed_rows
 from utils.atomic_write import write_whole, written_whole
 
@@ -96,6 +96,8 @@ def write_run(run: Run) -> Path:
         ),
     ]
     command = run.ranks[0].start["command"] if run.ranks else []
+    recorded = traces.read(run.folder)
+    merged = {str(traces.merge(run.folder, recorded).relative_to(run.folder)): ALL_RANKS} if recorded else {}
     return page(
         run.folder,
         title(run),
@@ -103,7 +105,13 @@ def write_run(run: Run) -> Path:
         facts(run),
         [(name, *rest) for name, draw, *rest in charts if save(draw, run, run.folder / name)],
         note=unmeasured(run),
+        links=merged,
+        operations=traces.dearest(recorded),
     )
+
+
+# What the link to usage/trace.json.gz says.
+ALL_RANKS = "the trace of all ranks, three steps: save it, and open it at https://ui.perfetto.dev"
 
 
 def unmeasured(run: Run) -> str:
@@ -267,6 +275,8 @@ PAGE = template("""{% extends "frame" %}
   code { font-size: .85rem; overflow-wrap: anywhere; }
   main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem; }
   img { max-width: 100%; height: auto; }
+  table { border-collapse: collapse; font-size: .85rem; }
+  th, td { text-align: left; padding: .15rem .8rem .15rem 0; overflow-wrap: anywhere; }
 {% endblock %}
 {% block body %}
 <h1>{{ title }}</h1>
@@ -288,6 +298,20 @@ PAGE = template("""{% extends "frame" %}
 <img alt="{{ picture.title }}" src="data:image/png;base64,{{ picture.bytes }}">
 </section>
 {% endfor %}
+{% if operations %}
+<section>
+<h2>The dearest operations</h2>
+<p>Of a step, from three that were recorded with the profiler: means over the ranks. Time in an operation that it calls
+is that operation's; a message's includes the wait for other ranks.</p>
+<table>
+<tr><th>operation<th>calls<th>ms<th>longest</tr>
+{% for row in operations %}
+<tr><td>{{ row.name }}<td>{{ "%.1f"|format(row.calls) }}<td>{{ "%.2f"|format(row.ms) }}<td>
+{{ "%.2f"|format(row.most) }} on rank {{ row.rank }}</tr>
+{% endfor %}
+</table>
+</section>
+{% endif %}
 </main>
 {% endblock %}
 """)
@@ -301,8 +325,9 @@ def page(
     pictures: list[tuple[str, str, str]],
     note: str = "",
     links: dict[str, str] | None = None,
+    operations: Sequence[dict[str, Any]] = (),
 ) -> Path:
-    """Write folder/report.html; `pictures`: file, title, text."""
+    """Write folder/report.html; `pictures`: file, title, text; `operations`: rows of `traces.dearest`."""
     shown = [
         dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode())
         for name, heading, text in pictures
@@ -316,6 +341,7 @@ def page(
             pictures=shown,
             note=note,
             links=links or {},
+            operations=operations,
             command=shlex.join([Path(part).name for part in command[:1]] + command[1:]),
         ),
     )

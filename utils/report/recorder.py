@@ -206,6 +206,8 @@ class Parts:
             self.last = time.time()
 
     def before_forward(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # --compile: only the outermost module is called by Python
+            return
         if self.depth == 0 and not (module.training and torch.is_grad_enabled()):
             self.last = None  # an evaluation does not belong to a step
         if self.depth == 0 and not self.chunks:
@@ -215,6 +217,8 @@ class Parts:
         self.depth += 1
 
     def after_forward(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.depth -= 1
         if self.depth == 0 and not self.chunks:
             self.mark("forward")

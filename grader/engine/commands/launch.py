@@ -127,6 +127,7 @@ def say_report(out: Path, began: float) -> None:
     """Write the report of a run, unless it stopped before its first loss, and say where it is."""
     from grader.engine.jobs.machine import shown
     from utils.report import page, results, runs
+    from utils.report.first_look import first_look
 
     with suppress(ValueError):
         if runs.newest(out) < began - 1:  # it is from an earlier run; a file system's clock may lag
@@ -134,6 +135,8 @@ def say_report(out: Path, began: float) -> None:
         say(f"report:     {escape(shown([str(page.write(out))]))}")
         say(f"loss curve: {escape(shown([str(out / 'loss.png')]))}")
         recent = [run for run in page.newest_runs(out) if run.ranks and run.ranks[0].start["time"] >= began - 1]
+        if look := first_look(recent[-1]) if recent else "":
+            say(f"first look: {look}")
         if recent:
             results.add(table := lessons.COURSE / "runs" / "results.md", recent)
             say(f"results:    {escape(shown([str(table.relative_to(lessons.COURSE))]))}, yours to complete")

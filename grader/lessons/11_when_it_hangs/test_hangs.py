@@ -14,9 +14,9 @@ says which part is wrong, and not what would be right.
 
 import torch
 
-from grader.kit import Unit, answers_on_rank, count_of, expect, first_node, is_first_node, stand_ins, todo
+from grader.kit import Unit, answers_on_rank, check_story, count_of, expect, first_node, is_first_node, stand_ins, todo
 
-from .common import FIXED, check_story
+from .common import FIXED
 from .ranks import SHAPES, average_on_rank, batch_file_on_rank, gradients, loss_on_rank, save_on_rank
 
 # ---------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@
 
 import torch
 
-from grader.kit import check_shape, count_of, expect, todo
+from grader.kit import check_shape, check_story, count_of, expect, todo
 
-from .common import FIXED, check_story
+from .common import FIXED
 from .ranks import collate_on_rank, mean_on_rank, notes_on_rank, windows_on_rank, wrap_on_rank
 
 # ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,333 @@
+"""What the checks of 12_why_it_is_slow run on ranks, in the process of the student's code. It counts, and decides
+nothing; nothing here reads a clock.
+"""
+
+import sys
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from grader.kit import TINY, as_evidence, mark, plain_name, tiny_model
+from utils.private import TorchDispatchMode
+
+# ---------------------------------------------------------------------------------------------------
+# 1: numbers that are read from the device
+
+TO_HOST = ("tolist", "numpy", "cpu", "__array__")  # read, too, and do not pass through the dispatcher on a CPU
+
+
+class Reads(TorchDispatchMode):
+    """While it is entered, counts the calls that would wait for a device."""
+
+    def __enter__(self):
+        self.count = 0
+        self.plain = {name: getattr(torch.Tensor, name) for name in TO_HOST}
+        for name, method in self.plain.items():
+            setattr(torch.Tensor, name, self.counted(method))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name, method in self.plain.items():
+            setattr(torch.Tensor, name, method)
+        return super().__exit__(*error)
+
+    def counted(self, method):
+        def call(tensor, *args, **kwargs):
+            before = self.count
+            result = method(tensor, *args, **kwargs)
+            self.count = before + 1  # once, even if one reads by another
+            return result
+
+        return call
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation is torch.ops.aten._local_scalar_dense.default
+        return operation(*args, **(kwargs or {}))
+
+
+class Kept:
+    """Holds a tensor that autograd keeps; whether it is still alive says whether the graph is."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def notes_on_rank(code, rank, world, losses, log_every):
+    """Step by step: what note_loss_1 returned, the reads in it, and how many tensors autograd still keeps."""
+    noted, kept, seen = [], [], []
+
+    def keep(tensor):
+        kept.append(weakref.ref(held := Kept(tensor)))
+        return held
+
+    for value in losses:
+        weight = torch.full((3,), value, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda held: held.tensor):
+            loss = (weight * 1.0).square().mean()
+        with Reads() as reads:
+            mean = code.note_loss_1(noted, loss, log_every)
+        del loss
+        alive = sum(ref() is not None for ref in kept)
+        seen.append({"mean": as_evidence(mean), "reads": reads.count, "alive": alive})
+    return seen
+
+
+# ---------------------------------------------------------------------------------------------------
+# 2: reading and decoding
+
+
+def batches_on_rank(code, rank, world, name, words, orders, seq_len):
+    """The batches, and how often the text was opened and decoded for them."""
+    path, decode, count = Path(name).absolute(), code.decode_2, {"opened": 0, "decoded": 0}
+    path.write_text(" ".join(f"w{word}" for word in words))
+    watching = True
+
+    def audit(event, args):
+        if watching and event == "open" and isinstance(args[0], (str, bytes)) and name in str(args[0]):
+            count["opened"] += 1
+
+    def counted(given):
+        count["decoded"] += 1
+        return decode(given)
+
+    sys.addaudithook(audit)
+    code.decode_2 = counted
+    try:
+        batch = code.batches_2(path, seq_len)
+        batches = [as_evidence(batch(numbers)) for numbers in orders]
+    finally:
+        watching, code.decode_2 = False, decode
+    return {"batches": batches, **count}
+
+
+# ---------------------------------------------------------------------------------------------------
+# 3: blocks that are computed again
+
+
+def gradients_of(model):
+    """The loss of a fixed batch, and the gradients by the names of the plain model."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randint(TINY["vocab_size"], (2, 2, TINY["max_len"]), generator=draw)
+    loss = model(x, y)
+    loss.backward()
+    return loss, {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
+
+
+def recompute_on_rank(code, rank, world, seed, cases):
+    """For each (blocks, kept, budget): the loss, the gradients, and how often each block was computed."""
+    seen = []
+    for layers, kept, budget in cases:
+        model, computed = tiny_model(seed, n_layers=layers), [0] * layers
+        for number, block in enumerate(model.blocks):
+
+            def count(*_, number=number):
+                computed[number] += 1
+
+            block.attention_norm.register_forward_pre_hook(count)
+        code.recompute_3(model, kept, budget)
+        loss, gradients = gradients_of(model)
+        seen.append({"loss": loss.detach(), "gradients": gradients, "computed": computed})
+    return seen
+
+
+def plain_gradients(seed, layers):
+    """The loss and the gradients of a model that recomputes nothing."""
+    loss, gradients = gradients_of(tiny_model(seed, n_layers=layers))
+    return {"loss": loss.detach(), "gradients": gradients}
+
+
+# ---------------------------------------------------------------------------------------------------
+# 4: validation
+
+
+def evaluate_on_rank(code, rank, world, seed, batches):
+    """The mean loss; how many tensors were kept for a backward pass; and whether training can continue as before."""
+    model, keep, kept = tiny_model(seed), code.keep, []
+
+    def counted(tensor):
+        kept.append(1)
+        return keep(tensor)
+
+    def count(tensor):
+        kept.append(1)
+        return tensor
+
+    loader = [tuple(torch.tensor(part) for part in batch) for batch in batches]
+    code.keep = counted  # compute_loss_4 has hooks of its own
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            mean = code.evaluate_4(model, loader, torch.device("cpu"), None)
+        trains = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
+    finally:
+        code.keep = keep
+        torch.set_grad_enabled(True)
+    return {"mean": as_evidence(mean), "kept": len(kept), "trains": trains}
+
+
+# ---------------------------------------------------------------------------------------------------
+# 5: shapes
+
+
+def pad_on_rank(code, rank, world, batches):
+    """What pad_5 makes of each batch of samples, given as lists of words."""
+    samples = [[(torch.tensor(words), torch.tensor(words) + 1) for words in batch] for batch in batches]
+    return [as_evidence(code.pad_5(batch)) for batch in samples]
+
+
+# ---------------------------------------------------------------------------------------------------
+# 6: messages
+
+
+def gradients(seed, shapes):
+    """One rank's gradients."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw) for shape in shapes]
+
+
+def average_on_rank(code, rank, world, seeds, shapes, frozen):
+    model = nn.ParameterList([torch.zeros(shape) for shape in shapes])
+    for parameter, gradient in zip(model, gradients(seeds, shapes), strict=True):
+        parameter.grad = gradient
+    model[frozen].requires_grad_(False).grad = None
+    mark()
+    code.average_gradients_6(model)
+    return [parameter.grad for parameter in model]
+
+
+# ---------------------------------------------------------------------------------------------------
+# 7: accumulation
+
+
+def drawn_parts(seed, parts, rows):
+    """One rank's micro-batches of a step: x and y, (rows, tokens) each."""
+    draw = torch.Generator().manual_seed(seed)
+    words = torch.randint(TINY["vocab_size"], (2, parts, rows, TINY["max_len"]), generator=draw)
+    return list(zip(*words, strict=True))
+
+
+def accumulate_on_rank(code, rank, world, seed, seeds, parts, rows):
+    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass."""
+    model, widest = DistributedDataParallel(tiny_model(seed)), [0]
+    model.module.register_forward_pre_hook(lambda module, args: widest.append(len(args[0])))
+    seen = []
+    for step in range(2):
+        model.zero_grad()
+        mark()
+        loss = code.accumulate_7(model, drawn_parts(seeds + step, parts, rows))
+        found = {name: parameter.grad for name, parameter in model.module.named_parameters()}
+        seen.append({"loss": as_evidence(loss), "gradients": as_evidence(found), "rows": max(widest)})
+    return seen
+
+
+def summed_gradients(seed, batches):
+    """The mean gradient of micro-batches, given as (seed, parts, rows), computed by one process."""
+    model = tiny_model(seed)
+    each = [part for batch in batches for part in drawn_parts(*batch)]
+    for x, y in each:
+        (model(x, y) / len(each)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def losses_of(seed, batch):
+    """The mean loss of one rank's micro-batches."""
+    model, each = tiny_model(seed), drawn_parts(*batch)
+    return sum(model(x, y).item() for x, y in each) / len(each)
+
+
+# ---------------------------------------------------------------------------------------------------
+# 8: a metric
+
+
+def accuracy_on_rank(code, rank, world, guesses):
+    mark()
+    return as_evidence(code.accuracy_8(torch.tensor(guesses, dtype=torch.bool)))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 10: a checkpoint that is written while training continues
+
+PATIENCE = 30  # seconds for a thread that should be writing
+
+
+class Wrapped(nn.Module):
+    """Has the model where DDP has it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+class Gate:
+    """Lets a checkpoint be written in a thread only after the weights have changed, and notes what the main thread
+    writes or waits for. So the order is certain, however fast the disk.
+    """
+
+    def __init__(self, code):
+        self.code, self.save, self.write = code, torch.save, code.write_10
+        self.join, self.result = threading.Thread.join, Future.result
+        self.start, self.submit = threading.Thread.start, ThreadPoolExecutor.submit
+        self.released, self.written, self.started = threading.Event(), threading.Event(), threading.Event()
+        self.seen = []
+
+    def __enter__(self):
+        torch.save, self.code.write_10 = self.saves, self.writes
+        threading.Thread.join = lambda thread, *args, **kwargs: self.waits(self.join, thread, *args, **kwargs)
+        Future.result = lambda future, *args, **kwargs: self.waits(self.result, future, *args, **kwargs)
+        threading.Thread.start = lambda thread: self.starts(self.start, thread)
+        ThreadPoolExecutor.submit = lambda *args, **kwargs: self.starts(self.submit, *args, **kwargs)
+        return self
+
+    def __exit__(self, *error):
+        torch.save, self.code.write_10 = self.save, self.write
+        threading.Thread.join, Future.result = self.join, self.result
+        threading.Thread.start, ThreadPoolExecutor.submit = self.start, self.submit
+
+    def starts(self, plain, *args, **kwargs):
+        self.started.set()
+        return plain(*args, **kwargs)
+
+    def saves(self, *args, **kwargs):
+        if threading.current_thread() is threading.main_thread():
+            self.seen.append("written by the thread that trains")
+        else:
+            if threading.current_thread().daemon:
+                self.seen.append("a thread that ends with the program")
+            if not self.released.wait(PATIENCE):
+                self.seen.append("waited for")
+        self.save(*args, **kwargs)
+
+    def writes(self, *args, **kwargs):
+        try:
+            self.write(*args, **kwargs)
+        finally:
+            self.written.set()
+
+    def waits(self, plain, *args, **kwargs):
+        if threading.current_thread() is threading.main_thread() and not self.released.is_set():
+            self.seen.append("waited for")
+            self.released.set()
+        return plain(*args, **kwargs)
+
+
+def save_on_rank(code, rank, world, values):
+    """For the plain model and the wrapped one: how its file was written, and what it has."""
+    left = []
+    for epoch, value in enumerate(values):
+        model, path = nn.Linear(2, 1, bias=False), Path("saved", f"{epoch}.pt").absolute()
+        path.parent.mkdir(exist_ok=True)
+        nn.init.constant_(model.weight, value)
+        with Gate(code) as gate:
+            code.save_checkpoint_10(Wrapped(model) if epoch else model, {"dim": 3}, path, epoch)
+            with torch.no_grad():
+                model.weight.add_(1.0)  # training continues
+            gate.released.set()
+            if gate.started.is_set():
+                gate.written.wait(PATIENCE)
+        found = torch.load(path, weights_only=True) if path.is_file() else None
+        left.append({"how": sorted(set(gate.seen)), "file": as_evidence(found)})
+    return left
