@@ -27,7 +27,7 @@ from grader.kit import (
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
 
-AXES = ("pp", "dp", "shard", "tp")
+AXES = ("pp", "dp", "shard", "cp", "tp")
 
 
 CPU = torch.device("cpu")
@@ -46,10 +46,23 @@ def made_args(code, shape=(), **flags):
     return args
 
 
-def made_mesh(pp=1, dp=1, shard=1, tp=1):
+def made_mesh(pp=1, dp=1, shard=1, cp=1, tp=1):
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (pp, dp, shard, tp), mesh_dim_names=AXES)
+    return init_device_mesh("cpu", (pp, dp, shard, cp, tp), mesh_dim_names=AXES)
+
+
+def made_meshes(code, mesh, ep=1):
+    """All three grids, by the check itself."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    pp, dp, shard, cp, tp = mesh.mesh.shape
+    states = mesh["pp", "dp", "shard", "tp"]
+    if cp > 1:
+        states = init_device_mesh("cpu", (pp, dp, shard * cp, tp), mesh_dim_names=("pp", "dp", "shard", "tp"))
+    sizes = (pp, dp, shard * cp // ep, ep, tp)
+    experts = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
+    return code.Meshes(mesh, states, experts)
 
 
 def data_axes(mesh):
@@ -239,7 +252,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
 
     mesh = made_mesh(*shape)
     layers = cut_by_check(drawn_model(0, sizes), 0, 1)
-    if shape[3] > 1:
+    if shape[-1] > 1:
         split_by_check(layers, mesh["tp"], False)
     code.shard(layers, data_axes(mesh), made_args(code, shape))
 
@@ -337,7 +350,7 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
     for clip in clips:
         set_gradients(own)
         mark()
-        norm = code.clip_gradients(own, mesh, made_args(code, shape, clip=clip))
+        norm = code.clip_gradients(own, made_meshes(code, mesh), made_args(code, shape, clip=clip))
         mark()
         number = norm if isinstance(norm, (int, float)) else kind_of(norm)
         seen.append({"norm": number, "grads": gradients(own)})
@@ -379,7 +392,7 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
         schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=loss, scale_grads=False)
     else:
         schedule = Schedule1F1B(stages[0], 2, loss_fn=loss, scale_grads=False)
-    _, dp, shard, _ = shape
+    _, dp, shard, _, _ = shape
     place = mesh.get_local_rank("dp") * shard + mesh.get_local_rank("shard")
     means = []
     for length in LENGTHS:
@@ -399,10 +412,10 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
 def save_on_rank(code, rank, world, shape, sizes):
     files = record_files()
     mesh = made_mesh(*shape)
-    own = own_by_check(mesh, sizes)
+    own, meshes = own_by_check(mesh, sizes), made_meshes(code, mesh)
     config = {"vocab_size": sizes["vocab"]}
     with Peak() as peak:
-        code.save_checkpoint(own, mesh, config, saved_file(), 3)
+        code.save_checkpoint(own, meshes, config, saved_file(), 3)
     return {"files": saved_files(files), "peak": peak.most}
 
 
