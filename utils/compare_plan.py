@@ -43,10 +43,10 @@ class Watch(Peak):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if operation.namespace in ("c10d", "_c10d_functional"):
-            self.count(operation, args, kwargs or {})
+            self.count_sent(operation, args, kwargs or {})
         return super().__torch_dispatch__(operation, types, args, kwargs)
 
-    def count(self, operation: Any, args: tuple, kwargs: dict) -> None:
+    def count_sent(self, operation: Any, args: tuple, kwargs: dict) -> None:
         given = dict(zip((argument.name for argument in operation._schema.arguments), args)) | kwargs
         group = given.get("group_name") or given.get("process_group")
         if isinstance(group, torch.ScriptObject):

@@ -69,9 +69,9 @@ def check_context(args: argparse.Namespace) -> None:
     """Stop with one line unless --cp can divide a sequence."""
     if args.cp == 1:
         return
-    heads = args.heads // args.tp
-    if args.cp_method == "ulysses" and heads % args.cp:
-        fail(f"the {heads} heads of a --tp rank are not divisible by --cp {args.cp}: Ulysses cannot split heads; a ring can")
+    if args.cp_method == "ulysses" and args.heads // args.tp % args.cp:
+        of = f"--heads {args.heads}" + (f" on --tp {args.tp} ranks" if args.tp > 1 else "")
+        fail(f"{of} is not divisible by --cp {args.cp}: Ulysses cannot split heads; a ring can")
     pieces = args.cp if args.cp_method == "ulysses" else 2 * args.cp
     if args.seq_len % pieces:
         fail(f"--seq-len {args.seq_len} is not divisible by {pieces}, the pieces of --cp {args.cp} by {args.cp_method}")
