@@ -3,8 +3,8 @@
     python benchmarks/hybrid_training.py
 
 For each shape, the largest relative difference of any line of metrics.jsonl (losses of steps, epochs, validation and
-test) from the serial script's; of a mixture, from this script's on one rank. AdamW, a text of random words, four blocks.
-Eight processes on few cores take minutes.
+test) from the serial script's; of a mixture, from this script's on one rank. AdamW, a text of random words, four
+blocks. Eight processes on few cores take minutes.
 """
 
 import argparse

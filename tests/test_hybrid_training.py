@@ -146,7 +146,11 @@ REFUSED = [
     (3, "--cp 3 --seq-len 64", "--seq-len 64 is not divisible by 6, the pieces of --cp 3 by ring"),
     (4, "--cp 2 --tp 2 --heads 2 --cp-method ulysses", "--heads 2 on --tp 2 ranks is not divisible by --cp 2"),
     (2, "--cp 2 --dropout 0.1", "--dropout 0.1 with --cp 2"),
-    (4, "--cp 2 --tp 2 --seq-len 6 --sequence-parallel --cp-method ulysses", "--seq-len 6 on --cp 2 ranks is not divisible by --tp 2"),
+    (
+        4,
+        "--cp 2 --tp 2 --seq-len 6 --sequence-parallel --cp-method ulysses",
+        "--seq-len 6 on --cp 2 ranks is not divisible by --tp 2",
+    ),
     (2, "--ep 2", "--ep 2 divides experts, and there are none: give --experts"),
     (2, "--experts 3 --ep 2", "--experts 3 is not divisible by --ep 2"),
     (3, "--experts 4 --ep 2", "--ep 2 does not divide the 3 ranks of --shard 3 × --cp 1"),

@@ -1,4 +1,4 @@
-"""What `expert_training` teaches, for later scripts: a block's MLP as a mixture of experts, dropless, balanced by a bias.
+"""What `expert_training` teaches, for later scripts: a mixture of experts as a block's MLP, dropless, with a bias.
 
 It has no balancing loss: that depends on how a batch is cut into micro-batches, where a count of tokens adds up.
 
@@ -60,8 +60,8 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Takes the place of a block's MLP. `loads` has, for each forward pass in training, the number of this rank's tokens
-    for each expert, int64 (E,): see `count_tokens`.
+    """Takes the place of a block's MLP. `loads` has, for each forward pass in training, how many of this rank's tokens
+    chose each expert, int64 (E,): see `count_tokens`.
     """
 
     def __init__(self, mlp: MLP, dim: int, n_experts: int, k: int) -> None:

@@ -25,6 +25,10 @@ from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
 from utils.atomic_write import write_whole
 
+SENDERS = {
+    "send": ("pp", "cp"),
+    "alltoall": ("ep", "cp"),
+}  # the axes whose messages these are, where they share a group
 WATCHED = 2  # steps before the measured one: in the first, stages agree on shapes, and state is created
 
 
@@ -35,10 +39,11 @@ class Watch(Peak):
 
     def __init__(self, meshes: Sequence[DeviceMesh]) -> None:
         self.sent: Counter[str] = Counter()
-        self.axes: dict[str, tuple[str, int]] = {}  # of each group: the axis, and how many ranks this group has on it
+        # For each group its axes, and how many ranks each has: axes that have all ranks share torch's own group.
+        self.axes: dict[str, dict[str, int]] = {}
         for mesh in meshes:
             for axis in mesh.mesh_dim_names:
-                self.axes[mesh.get_group(axis).group_name] = axis, mesh[axis].size()
+                self.axes.setdefault(mesh.get_group(axis).group_name, {})[axis] = mesh[axis].size()
         super().__init__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -53,8 +58,11 @@ class Watch(Peak):
             group = dist.ProcessGroup.unbox(group).group_name
         if group not in self.axes:
             return
-        axis, n = self.axes[group]
         name = operation._schema.name.partition("::")[2].replace("_", "")
+        axes = self.axes[group]
+        theirs = next((who for start, who in SENDERS.items() if name.startswith(start)), ("tp", "shard", "dp"))
+        axis = next((axis for axis in theirs if axis in axes), next(iter(axes)))
+        n = axes[axis]
         tensors = given.get("input_tensor", given.get("input", given.get("inputs", given.get("tensors", []))))
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         nbytes = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

@@ -90,6 +90,8 @@ def check_experts(args: argparse.Namespace) -> None:
     if args.experts % args.ep:
         fail(f"--experts {args.experts} is not divisible by --ep {args.ep}")
     if args.shard * args.cp % args.ep:
-        fail(f"--ep {args.ep} does not divide the {args.shard * args.cp} ranks of --shard {args.shard} × --cp {args.cp}")
+        fail(
+            f"--ep {args.ep} does not divide the {args.shard * args.cp} ranks of --shard {args.shard} × --cp {args.cp}"
+        )
     if args.sequence_parallel and args.tp > 1:
         fail("--sequence-parallel with --experts: a router sees all tokens of its rank; leave out one of the two")

@@ -86,7 +86,9 @@ def split_by_check(layers, mesh, sequence, but="nothing"):
 
     layout = stream_layout(Namespace(sequence_parallel=sequence))
     here = [name for name, _ in layers.named_children()]
-    plan = {name: style for name, style in plan_of(layout).items() if name.partition(".")[0] in here and but not in name}
+    plan = {
+        name: style for name, style in plan_of(layout).items() if name.partition(".")[0] in here and but not in name
+    }
     parallelize_module(layers, mesh, plan)
 
 

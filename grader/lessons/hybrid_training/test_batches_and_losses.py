@@ -137,7 +137,9 @@ def counted_wrongly(length, shape, sizes):
 @todo(9, since=Since(*SCHEDULES_SINCE))
 def test_todo9_evaluate(student):
     trials = []
-    for shape, interleaved in student.several((((2, 1, 2, 1, 1), True), ((2, 1, 1, 1, 2), False), ((1, 2, 2, 1, 1), False))):
+    for shape, interleaved in student.several(
+        (((2, 1, 2, 1, 1), True), ((2, 1, 1, 1, 2), False), ((1, 2, 2, 1, 1), False))
+    ):
         layers = 4 if interleaved else 2  # a block for each stage
         sizes = drawn_sizes(student, shape[-1], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
         right = student.reference(serial_evaluation, sizes=sizes)

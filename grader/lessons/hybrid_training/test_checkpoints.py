@@ -67,7 +67,9 @@ def test_todo10_checkpoints(student):
     serials = [student.serial(["--data", "data", "--out", "out", *argv], corpus(student)) for argv in MODELS]
     for serial in serials:
         must_move(student, serial)
-    for shape in student.several(((2, 1, 1, 1, 2), (2, 1, 2, 1, 1), (3, 1, 1, 1, 1), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]):
+    for shape in student.several(
+        ((2, 1, 1, 1, 2), (2, 1, 2, 1, 1), (3, 1, 1, 1, 1), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]
+    ):
         check_file(student, shape)
     shapes = student.several([(2, 1, 1, 1, 2), (4, 1, 1, 1, 1), (1, 2, 2, 1, 1)], 2)
     sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)

@@ -121,8 +121,8 @@ def own_names(names, shape, ep, experts, rank, stages):
 CASES = [((1, 1, 2, 2, 1), 2), ((2, 1, 1, 2, 1), 2), ((1, 2, 1, 2, 1), 2), ((1, 1, 2, 1, 2), 2), ((1, 1, 1, 3, 1), 3)]
 
 FACTOR = (
-    "All ranks of dp, shard and cp have sent tokens to one of these experts, or to its copies. Over how many of them has"
-    " FSDP averaged, and how many has divide_gradients taken it to be?"
+    "All ranks of dp, shard and cp have sent tokens to one of these experts, or to its copies. Over how many of them"
+    " has FSDP averaged, and how many has divide_gradients taken it to be?"
 )
 COUNTS = (
     "Two ranks' counts belong together if they count different tokens of the same blocks. On which axes do ranks differ"
@@ -173,7 +173,9 @@ ONCE = "What all ranks of ep hold counts once. Which of the groups is complete b
 @todo(13, since=Since(*AVERAGES_SINCE, on_cpus=True), needs=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12))
 def test_todo13_norm(student):
     trials = []
-    for shape, ep in student.several([((1, 1, 2, 2, 1), 2), ((1, 2, 1, 2, 1), 2), ((1, 1, 2, 1, 2), 2), ((1, 1, 1, 3, 1), 3)], 2):
+    for shape, ep in student.several(
+        [((1, 1, 2, 2, 1), 2), ((1, 2, 1, 2, 1), 2), ((1, 1, 2, 1, 2), 2), ((1, 1, 1, 3, 1), 3)], 2
+    ):
         sizes = drawn_case(student, shape, ep, "norm")
         trials.append((shape, ep, sizes, student.reference(mixture_weights, sizes=sizes)))
     data, serial = corpus(student), student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
@@ -271,8 +273,8 @@ def run_in_one(data, steps=2, batch=12, seq_len=8):
 
 
 @hinted(
-    "Each function alone is right. Which step is the first that differs from one process's, and what does it use for the"
-    " first time?"
+    "Each function alone is right. Which step is the first that differs from one process's, and what does it use for"
+    " the first time?"
 )
 def check_law(student, data, serial, whole):
     """The parallel run is the run of one process."""

@@ -21,7 +21,9 @@ from .ranks import clip_on_rank, cut_by_check, norms_on_rank
 def test_todo7_norms(student):
     # A width of 4 for each head does not divide into 3 shards.
     alone = ((1, 2, 1, 1, 2), False), ((2, 1, 2, 1, 1), True)  # nothing is to be sent
-    for shape, sequence in student.several((((1, 1, 3, 1, 2), True), ((1, 2, 1, 1, 3), True), ((2, 1, 1, 1, 2), True), *alone)):
+    for shape, sequence in student.several(
+        (((1, 1, 3, 1, 2), True), ((1, 2, 1, 1, 3), True), ((2, 1, 1, 1, 2), True), *alone)
+    ):
         tp = shape[-1]
         sizes = drawn_sizes(student, tp, "norms", *shape, words=WORDS)
         sizes["dim"] = 4 * sizes["heads"]

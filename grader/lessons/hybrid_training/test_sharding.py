@@ -185,7 +185,9 @@ def by_data(student, shape, *purpose):
 @todo(4, since=Since(*AVERAGES_SINCE, on_cpus=True))
 def test_todo4_shard(student):
     trials = []
-    for shape in student.several(((1, 2, 2, 1, 1), (1, 1, 3, 1, 1), (1, 2, 1, 1, 2), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]):
+    for shape in student.several(
+        ((1, 2, 2, 1, 1), (1, 1, 3, 1, 1), (1, 2, 1, 1, 2), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]
+    ):
         sizes = drawn_sizes(student, shape[-1], "shard", *shape, words=WORDS)
         seeds, private = by_data(student, shape, "shard", *shape)
         right = student.reference(serial_step, sizes=sizes, seeds=seeds, rows=2 * MICRO)

@@ -57,16 +57,10 @@ WRONG = [
     Answer(6, "shards alone", swap=('("dp", "shard", "cp")', '("shard",)'), says="gradient of"),
     Answer(6, "targets of one rank of cp", swap=('("dp", "shard", "cp")', '("dp", "shard")'), says="gradient of"),
     Answer(
-        6,
-        "FSDP's division by the ranks of cp is left",
-        swap=(' * mesh["cp"].size()', ""),
-        says="what it should be",
+        6, "FSDP's division by the ranks of cp is left", swap=(' * mesh["cp"].size()', ""), says="what it should be"
     ),
     Answer(
-        6,
-        "targets of tp, too",
-        swap=('("dp", "shard", "cp")', '("dp", "shard", "cp", "tp")'),
-        says="what it should be",
+        6, "targets of tp, too", swap=('("dp", "shard", "cp")', '("dp", "shard", "cp", "tp")'), says="what it should be"
     ),
     Answer(
         6,

@@ -15,28 +15,19 @@ WRONG = [
     Answer(
         11,
         "experts as neighbours' copies",
-        swap=(
-            (EXPERTS, "(pp, dp, args.ep, shard * cp // args.ep, tp)"),
-            (FIVE, '("pp", "dp", "ep", "shard", "tp")'),
-        ),
+        swap=((EXPERTS, "(pp, dp, args.ep, shard * cp // args.ep, tp)"), (FIVE, '("pp", "dp", "ep", "shard", "tp")')),
         says="grid `experts`",
     ),
     Answer(
         11,
         "ep between neighbours, and tp further away",
-        swap=(
-            (EXPERTS, "(pp, dp, shard * cp // args.ep, tp, args.ep)"),
-            (FIVE, '("pp", "dp", "shard", "tp", "ep")'),
-        ),
+        swap=((EXPERTS, "(pp, dp, shard * cp // args.ep, tp, args.ep)"), (FIVE, '("pp", "dp", "shard", "tp", "ep")')),
         says="on ep of the grid `experts`",
     ),
     Answer(
         11,
         "ep takes its ranks from dp",
-        swap=(
-            (EXPERTS, "(pp, args.ep, dp * shard * cp // args.ep, tp)"),
-            (FIVE, '("pp", "ep", "dp", "tp")'),
-        ),
+        swap=((EXPERTS, "(pp, args.ep, dp * shard * cp // args.ep, tp)"), (FIVE, '("pp", "ep", "dp", "tp")')),
         says="other axes",
     ),
     Answer(

@@ -13,23 +13,36 @@ WRONG = [
     Answer(
         1,
         "the pipeline between neighbours",
-        swap=((SIZES, "(args.tp, args.dp, args.shard, args.cp, args.pp)"), (NAMES, '("tp", "dp", "shard", "cp", "pp")')),
+        swap=(
+            (SIZES, "(args.tp, args.dp, args.shard, args.cp, args.pp)"),
+            (NAMES, '("tp", "dp", "shard", "cp", "pp")'),
+        ),
         says="no neighbours",
     ),
     Answer(
         1,
         "copies nearer than shards",
-        swap=((SIZES, "(args.pp, args.shard, args.dp, args.cp, args.tp)"), (NAMES, '("pp", "shard", "dp", "cp", "tp")')),
+        swap=(
+            (SIZES, "(args.pp, args.shard, args.dp, args.cp, args.tp)"),
+            (NAMES, '("pp", "shard", "dp", "cp", "tp")'),
+        ),
         says="axis shard",
     ),
     Answer(
         1,
         "copies outside the pipeline",
-        swap=((SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)"), (NAMES, '("dp", "pp", "shard", "cp", "tp")')),
+        swap=(
+            (SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)"),
+            (NAMES, '("dp", "pp", "shard", "cp", "tp")'),
+        ),
         says="not those that the order",
     ),
-    Answer(1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)")),
-    Answer(1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "cp", "tp")'), says="not those that the order"),
+    Answer(
+        1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)")
+    ),
+    Answer(
+        1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "cp", "tp")'), says="not those that the order"
+    ),
     Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "cp", "tensor")'), says="wrong names"),
     Answer(
         1,
@@ -44,7 +57,10 @@ WRONG = [
     Answer(
         1,
         "tokens further apart than samples",
-        swap=((SIZES, "(args.pp, args.dp, args.cp, args.shard, args.tp)"), (NAMES, '("pp", "dp", "cp", "shard", "tp")')),
+        swap=(
+            (SIZES, "(args.pp, args.dp, args.cp, args.shard, args.tp)"),
+            (NAMES, '("pp", "dp", "cp", "shard", "tp")'),
+        ),
         says="not those that the order",
     ),
     Answer(1, "nothing", "return None", says="returns None"),
