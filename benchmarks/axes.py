@@ -1,15 +1,20 @@
 """What a step of context_training and of expert_training sends, beside the planner's formula; and what a rank holds.
 
     python benchmarks/axes.py
+    python benchmarks/axes.py --memory    # of context_training alone: a length that one device cannot hold
 
 Two runs that differ in two steps alone differ by the bytes of these, in which the checks' recorder counts every message
 (collectives as rings send them). Float32, gloo. The formula is `utils/costs/messages.py`; what it leaves out is counts
 of targets and of tokens, and norms. "Numbers held" are those of a rank's weights, which its optimizer's state follows.
+
+With --memory, one sequence of 1,024 tokens is a batch, on 1, 2 and 4 ranks: the most bytes of tensors that a rank holds
+at once, then the same runs with a --device-memory between the first two numbers.
 """
 
 import argparse
 import io
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -19,6 +24,7 @@ import torch
 
 from grader.engine.judge.student_in_checks import Student
 from grader.engine.lesson import lessons
+from grader.engine.ranks.diagnose import Fault
 from grader.engine.ranks.runner import Runner
 from grader.kit import cases, corpus, mains_on_rank, sent_by
 from utils import costs
@@ -61,10 +67,55 @@ def predicted(words: int, flags: str, axes: dict) -> float:
     return sum(sent.bytes for sent in costs.messages(model, plan).values())
 
 
+LONG = (
+    "--epochs 1 --max-steps 2 --batch-size 1 --seq-len 1024 --dim 64 --heads 4 --layers 2 --optimizer adamw"
+    " --log-every 1 --device-memory"
+).split()
+
+
+def long_text() -> dict[str, str]:
+    draw = random.Random(0)
+    lines = ["\n".join(" ".join(draw.choices("abcdefgh", k=7)) for _ in range(n // 8)) for n in (3100, 1100, 1100)]
+    return {f"data/{name}.txt": text + "\n" for name, text in zip(("train", "validation", "test"), lines, strict=True)}
+
+
+def most_on_rank(code, rank, world, limit, data):
+    from grader.kit import mains_on_rank
+    from utils.device_memory import most_held
+
+    mains_on_rank(code, rank, world, [[world, [*LONG, limit, "--cp", str(world)]]], data, keep=("steps",))
+    return {"most": most_held("cpu")}
+
+
+def memory(student: Student, json_file: Path | None) -> None:
+    def run(world: int, limit: int) -> int:
+        how = dict(world=world, group=False, limit=f"{limit}B", data=long_text())
+        return max(seen["most"] for seen in student.call(most_on_rank, **how).evidence)
+
+    most = {world: run(world, 10**12) for world in (1, 2, 4)}
+    limit = (most[1] + most[2]) // 2
+    print(f"ranks  most bytes held  with --device-memory {limit}B")
+    for world, held in most.items():
+        try:
+            run(world, limit)
+            ends = "trains"
+        except Fault as fault:
+            ends = fault.message
+        print(f"{world:5}  {held:15,}  {ends}", flush=True)
+    if json_file:
+        json_file.write_text(json.dumps({"most": most, "limit": limit}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--memory", action="store_true", help="of context_training: what a rank holds")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
+    if args.memory:
+        with Runner() as runner:
+            units = lessons.units("context_training", "solutions")
+            memory(Student(runner, "context_training", units, []), args.json)
+        return
     found = []
     print("ranks  numbers held  bytes a step  predicted  ratio  run")
     with Runner() as runner:

@@ -11,7 +11,7 @@ SHARES = 'mesh["dp"].size() * mesh["shard"].size()'
 WRONG = [
     # TODO 5
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
-    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ only on pp or tp"),
+    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ only on pp, cp or tp"),
     Answer(5, "the places added", swap=('* mesh["shard"].size() + mesh', "+ mesh"), says=""),
     Answer(
         5,

@@ -103,7 +103,7 @@ WRONG = [
     ),
     Answer(12, "written into its own counts", swap=("load_LE = load_LE.clone()\n", ""), says="is written into"),
     # TODO 13
-    Answer(13, "this rank's experts alone", "return norms", says="with this rank's experts alone"),
+    Answer(13, "this rank's experts alone", "return [*norms]", says="with this rank's experts alone"),
     Answer(13, "everything over ep", swap=(IS_EXPERT, "if True:"), says="once for each rank of ep"),
     Answer(13, "all but experts", swap=(IS_EXPERT, "if group[0] not in experts:"), says="the norm on rank"),
     Answer(
