@@ -149,8 +149,10 @@ def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
     # ranks of ep, args.ep, have different experts of the same block, and rows travel among them in every layer: they are
     # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp. As given, ranks of cp keep
     # copies of all states, which nothing keeps equal, and every rank has all experts.
-    states = mesh["pp", "dp", "shard", "tp"]
-    alone = mesh.mesh.flatten(2, 3).unsqueeze(3)  # until then, no rank shares experts with others
+    names = mesh.mesh_dim_names
+    states = mesh[tuple(name for name in names if name != "cp")]
+    ranks = mesh.mesh.permute([names.index(name) for name in ("pp", "dp", "shard", "cp", "tp")])
+    alone = ranks.flatten(2, 3).unsqueeze(3)  # until then, every rank is alone on ep
     experts = DeviceMesh(mesh.device_type, alone, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
     return Meshes(mesh, states, experts)
 

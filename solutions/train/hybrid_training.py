@@ -159,8 +159,10 @@ def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
     sizes = (pp, dp, shard * cp // args.ep, args.ep, tp)
     experts = init_device_mesh(mesh.device_type, sizes, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
     ### STUDENT
-    # states = mesh["pp", "dp", "shard", "tp"]
-    # alone = mesh.mesh.flatten(2, 3).unsqueeze(3)  # until then, no rank shares experts with others
+    # names = mesh.mesh_dim_names
+    # states = mesh[tuple(name for name in names if name != "cp")]
+    # ranks = mesh.mesh.permute([names.index(name) for name in ("pp", "dp", "shard", "cp", "tp")])
+    # alone = ranks.flatten(2, 3).unsqueeze(3)  # until then, every rank is alone on ep
     # experts = DeviceMesh(mesh.device_type, alone, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
     ### END SOLUTION
     return Meshes(mesh, states, experts)
