@@ -13,6 +13,7 @@ from benchmarks.hybrid_training import ranks_of
 from grader.engine.lesson import lessons, todo_regions
 from grader.kit import Student, corpus, mains_on_rank, reported, same_report
 from lesson_checks import everything
+from utils.after_expert_training import make_mixtures
 from utils.arguments import training_parser
 from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.model import TransformerLM
@@ -47,6 +48,8 @@ SHAPES = (
     "--pp 4 --tp 2 --schedule gpipe --microbatches 6",
     "--shard 3 --tp 2",
     "--pp 2 --dp 2 --recompute",
+    "--pp 2 --cp 2 --tp 2 --sequence-parallel",
+    "--cp 2 --shard 2 --cp-method ulysses",
 )
 
 
@@ -58,6 +61,31 @@ def test_every_shape_is_the_serial_run(solution, flags):
     assert steps[-1] < steps[0] - 0.01  # it learns: losses that stand still would agree, too
     job = mains(solution, [(ranks_of(flags), flags)])
     same_report(flags, right, reported(job, "out-0"))
+
+
+MIXTURES = (
+    "--pp 2 --cp 2 --ep 2 --schedule interleaved --microbatches 2 --recompute",
+    "--shard 2 --tp 2 --ep 2",
+    "--dp 2 --cp 2",
+)
+
+
+def test_a_mixture_is_that_of_one_rank_in_every_shape(solution):
+    """Also where a run is stopped, and goes on in another shape; and the last file has all experts of all stages."""
+    more = "--experts 4 --save-every 1"
+    runs = [(ranks_of(flags), f"{more} {flags}") for flags in MIXTURES]
+    runs += [(4, f"{more} --shard 4 --ep 4 --resume out-0/step-1"), (1, f"{more} --resume out-3/step-2")]
+    job = mains(solution, [*runs, (1, more)])
+    right = reported(job, f"out-{len(runs)}")
+    steps = {line["step"]: line["loss"] for line in right if line["kind"] == "step"}
+    for k in range(len(MIXTURES)):
+        same_report(runs[k][1], right, reported(job, f"out-{k}"))
+    for k in (3, 4):
+        seen = [line for line in reported(job, f"out-{k}") if line["kind"] == "step"]
+        assert seen and all(line["loss"] == pytest.approx(steps[line["step"]], rel=1e-4) for line in seen)
+    for k in range(len(runs)):
+        saved = torch.load(io.BytesIO(job.files[f"out-{k}/model-final.pt"]), weights_only=True)
+        make_mixtures(**saved["config"]).load_state_dict(saved["model"])
 
 
 def test_bfloat16_is_near(solution):
@@ -87,11 +115,12 @@ def test_a_checkpoint_through_four_shapes(solution):
         assert torch.allclose(saved["model"][name], weight, rtol=1e-3, atol=1e-4), name  # AdamW's rounding
 
 
-@pytest.mark.parametrize("solved", range(10))
+@pytest.mark.parametrize("solved", range(13))
 def test_it_runs_at_every_stage(solution, solved):
     text = [u._replace(text=todo_regions.compose(u.source, set(range(1, solved + 1)))) for u in solution.units]
     start = Student(solution.runner, "hybrid_training", text, [])
-    job = mains(start, [(4, "--pp 2 --tp 2 --sequence-parallel --max-steps 2 --epochs 1")])
+    shape = "--pp 2 --tp 2 --sequence-parallel" if solved < 10 else "--pp 2 --cp 2 --experts 2 --ep 2"
+    job = mains(start, [(4, f"{shape} --max-steps 2 --epochs 1")])
     assert [line["kind"] for line in reported(job, "out-0")] == ["step", "step", "epoch", "test"]
     if solved < 2:  # nothing is shared out yet: it is the serial run, on each rank
         steps = [line["loss"] for line in serial(start) if line["kind"] == "step"]
@@ -113,6 +142,20 @@ REFUSED = [
     (3, "--pp 3 --layers 3 --microbatches 2", "--schedule 1f1b with --pp 3 needs --microbatches 3 or more, not 2"),
     (4, "--tp 4 --seq-len 6 --sequence-parallel", "--seq-len 6 is not divisible by --tp 4"),
     (2, "--dim 30", "--dim 30 is not divisible by --heads 4"),
+    (4, "--cp 3", "--dp 1 × --shard 1 × --cp 3 × --tp 1 × --pp 1 is 3 ranks, and there are 4"),
+    (3, "--cp 3 --seq-len 64", "--seq-len 64 is not divisible by 6, the pieces of --cp 3 by ring"),
+    (4, "--cp 2 --tp 2 --heads 2 --cp-method ulysses", "--heads 2 on --tp 2 ranks is not divisible by --cp 2"),
+    (2, "--cp 2 --dropout 0.1", "--dropout 0.1 with --cp 2"),
+    (
+        4,
+        "--cp 2 --tp 2 --seq-len 6 --sequence-parallel --cp-method ulysses",
+        "--seq-len 6 on --cp 2 ranks is not divisible by --tp 2",
+    ),
+    (2, "--ep 2", "--ep 2 divides experts, and there are none: give --experts"),
+    (2, "--experts 3 --ep 2", "--experts 3 is not divisible by --ep 2"),
+    (3, "--experts 4 --ep 2", "--ep 2 does not divide the 3 ranks of --shard 3 × --cp 1"),
+    (1, "--experts 1", "--top-k 2 is more than --experts 1"),
+    (2, "--experts 4 --tp 2 --sequence-parallel", "--sequence-parallel with --experts"),
 ]
 
 

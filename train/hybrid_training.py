@@ -1,9 +1,11 @@
-"""Train over four axes at once: pipeline, copies, shards and tensor parallel (3D parallelism, arXiv:2104.04473).
+"""Train over five axes at once: pipeline, copies, shards, context and tensor parallel (arXiv:2104.04473, 2407.21783).
 
 Eight processes, 2 x 2 x 2:
     torchrun --local-addr 127.0.0.1 --nproc-per-node 8 train/hybrid_training.py --pp 2 --shard 2 --tp 2
 Also cut the stream:
     torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --sequence-parallel
+Long sequences, and a mixture of experts on the same ranks:
+    torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --cp 2 --experts 4 --ep 2
 Stop, and resume in a different shape:
     torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     python train/hybrid_training.py --resume runs/hybrid_training/step-50
@@ -13,24 +15,32 @@ One process:    python train/hybrid_training.py
 More nodes:     sbatch sbatch/hybrid_training.sbatch              (JURECA)
                 qsub sbatch/hybrid_training.pbs                   (Polaris)
 
-A rank has a place on each of four axes, and each axis divides something different:
+A rank has a place on each of five axes, and each axis divides something different:
 
     axis    its ranks have the same        and split                    they send, each step
     pp      samples                        the layers                   activations of a micro-batch to the next stage
     dp      layers, and shards of them     the batch                    gradients of their shards (all-reduce)
     shard   layers                         the batch, and all states    weights (all-gather), gradients (reduce-scatter)
-    tp      samples and layers             each layer                   the stream, several times a layer (all-reduce)
+    cp      samples and layers             tokens, and all states       keys and values, in each layer (ring, all-to-all)
+    tp      samples, tokens and layers     each layer                   the stream, several times a layer (all-reduce)
 
-It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training and tp_training: it starts as the solution of
-tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is in
-utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
-axis that you have not reached yet all do the same work. Fill the TODOs in the order of their numbers, which is not
-always the order of the lines; `./workbook check hybrid_training` says how far you have got.
+Experts (--experts) have no axis of their own. Ranks of shard and cp have different tokens and the same layers, and --ep
+of them divide a block's experts: in each layer, rows of the stream travel to their experts and back (all-to-all).
+
+It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training, tp_training, context_training and expert_training:
+it starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is
+in utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
+axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 also for --cp,
+12 and 13 for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
+`./workbook check hybrid_training` says how far you have got.
+
+Experts are dropless, and a bias alone balances their load: a balancing loss, or a capacity, would depend on how the batch
+is cut into micro-batches.
 
 Words: the *stream* is the tensor (B, T, D) that flows from block to block; a *mesh* is a grid of ranks with named axes; a
 *DTensor* knows how it is cut over a mesh; a tensor on the *meta device* has a shape and takes no memory; DCP is
 torch.distributed.checkpoint, in which each rank saves its own shards. Papers: all axes on one mesh, arXiv:2410.06511;
-shards and copies (HSDP), arXiv:2304.11277.
+shards and copies (HSDP), arXiv:2304.11277; experts folded into the other axes, arXiv:2504.14960.
 """
 
 import argparse
@@ -38,7 +48,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -59,18 +69,28 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
+from utils.after_context_training import ContextAttention, places_of
 from utils.after_ddp_training import global_mean, setup
+from utils.after_expert_training import (
+    count_tokens,
+    expert_parameters,
+    keep_own,
+    make_mixtures,
+    own_loads,
+    take_mixtures,
+    update_biases,
+)
 from utils.after_fsdp_training import in_step, precision, recompute, send_first_weights
 from utils.after_pipeline_training import Layers, fill, make_schedule, train_batch
 from utils.after_resilient_training import find_epoch
-from utils.after_tp_training import plan_of, shared_head_loss, stream_layout
+from utils.after_tp_training import Plan, plan_of, shared_head_loss, stream_layout
 from utils.arguments import given, training_parser, whole
 from utils.compare_plan import Beside
 from utils.checkpoints import check_chunks, joined, saved_whole, to_resume
@@ -86,7 +106,7 @@ from utils.pipeline_flags import by_number, check_schedules, stages_a_rank
 from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
-SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
+SAME = ("batch_size", "seq_len", "experts", "top_k", "bias_rate", "seed", "lr", "weight_decay")
 # DTensor warns of every redistribution over several axes.
 logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
@@ -103,20 +123,46 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_mesh(device: torch.device, args: argparse.Namespace) -> DeviceMesh:
-    """The ranks on four axes, named like the flags: pp, dp, shard and tp."""
+    """The ranks on five axes, named like the flags: pp, dp, shard, cp and tp."""
     # TODO 1: Order the axes. init_device_mesh numbers the ranks along the last axis first, and consecutive ranks are
     # on one node, where links are fast; the ranks of the first axis are furthest apart. The table above names the
     # messages along each axis. Which of them sends most, and which must wait for each message? As given, the losses
     # would be right, but on several nodes every layer would wait for the network.
-    sizes = (args.dp, args.shard, args.tp, args.pp)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "shard", "tp", "pp"))
+    sizes = (args.dp, args.shard, args.cp, args.tp, args.pp)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "shard", "cp", "tp", "pp"))
+
+
+class Meshes(NamedTuple):
+    """The same ranks in three grids. pp, dp and tp are the same axes in all of them."""
+
+    work: DeviceMesh  # pp, dp, shard, cp, tp: who computes what
+    states: DeviceMesh  # pp, dp, shard, tp: who holds which part of weights, gradients and the optimizer's state
+    experts: DeviceMesh  # pp, dp, shard, ep, tp: the same for experts
+
+
+def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
+    """`mesh`, and the two grids by which states are divided."""
+    pp, dp, shard, cp, tp = (mesh[axis].size() for axis in ("pp", "dp", "shard", "cp", "tp"))
+    # TODO 11: Let ranks of cp divide the states, too, and let ep take its ranks from shard and cp.
+    # Ranks that differ on cp have different tokens of the same samples: FSDP treats them as it treats ranks with
+    # different samples, so the axis "shard" of these two grids has shard times cp ranks, or what ep leaves of them. The
+    # ranks of ep, args.ep, have different experts of the same block, and rows travel among them in every layer: they are
+    # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp. As given, ranks of cp keep
+    # copies of all states, which nothing keeps equal, and every rank has all experts.
+    names = mesh.mesh_dim_names
+    states = mesh[tuple(name for name in names if name != "cp")]
+    ranks = mesh.mesh.permute([names.index(name) for name in ("pp", "dp", "shard", "cp", "tp")])
+    alone = ranks.flatten(2, 3).unsqueeze(3)  # until then, every rank is alone on ep
+    experts = DeviceMesh(mesh.device_type, alone, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
+    return Meshes(mesh, states, experts)
 
 
 def my_share(mesh: DeviceMesh) -> tuple[int, int]:
     """The number of this rank's part of the samples, from 0, and the number of parts."""
     # TODO 5: Divide the samples among the ranks of both data axes, and of no other axis.
-    # Ranks that differ only on dp or shard work on different samples. Ranks that differ on tp compute one result
-    # together, and ranks that differ on pp work on the same samples in turn: they read the same.
+    # Ranks that differ only on dp or shard work on different samples. Ranks that differ on cp have different tokens of
+    # the same samples, ranks that differ on tp compute one result together, and ranks that differ on pp work on the same
+    # samples in turn: they all read the same.
     return mesh.get_local_rank("shard"), mesh["shard"].size()
 
 
@@ -144,31 +190,83 @@ def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argpars
     return train_loader, validation_loader, test_loader
 
 
+def model_maker(args: argparse.Namespace) -> Callable[..., TransformerLM]:
+    """What makes the whole model from the sizes in a checkpoint's config."""
+    return make_mixtures if args.experts else TransformerLM
+
+
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     """The whole model on the meta device, to take layers from: its weights have shapes, and take no memory."""
+    sizes = {"vocab_size": vocab_size, "dim": args.dim, "n_heads": args.heads, "n_layers": args.layers}
+    sizes |= {"max_len": args.seq_len, "dropout": args.dropout}
+    if args.experts:
+        sizes |= {"n_experts": args.experts, "top_k": args.top_k}
     with torch.device("meta"):
-        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        return model_maker(args)(**sizes)
 
 
 def parallelize(
-    model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace
+    model: TransformerLM, meshes: Meshes, device: torch.device, args: argparse.Namespace
 ) -> list[PipelineStage]:
     """The recipe: this rank's stages, its part of each of their layers, its shard of that part; and then the memory.
 
     The order matters: a layer is split after its stage is chosen, and its parts are sharded after it is split.
     fully_shard before parallelize_module would shard whole layers, which could then not be cut.
     """
-    stages = cut(model, mesh["pp"], device, args)
+    work, states, experts = meshes
+    stages = cut(model, work["pp"], device, args)
     # DTensor compares the layouts along all axes at once, so each axis makes the first step slower, even one of size 1.
-    data = ("dp", "shard") if mesh["dp"].size() > 1 else ("shard",)
+    data = ("dp", "shard") if work["dp"].size() > 1 else ("shard",)
     for stage in stages:
-        if mesh["tp"].size() > 1:
-            split(stage.submod, mesh["tp"], args)
+        divide_tokens(stage.submod, work["cp"], device, args)
+        if work["tp"].size() > 1:
+            split(stage.submod, states["tp"], args)
+        if args.experts:
+            divide_experts(stage.submod, experts)
         if args.recompute:
             recompute(stage.submod)
-        shard(stage.submod, mesh[data], args)
+        if args.experts:
+            shard_mixtures(stage.submod, states[data], experts[data], args)
+        shard(stage.submod, states[data], args)
         stage.submod.to_empty(device=device)
     return stages
+
+
+def divide_tokens(layers: Layers, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace) -> None:
+    """As in context_training: let a stage's blocks attend over the context axis, `mesh`, and tell the stage which
+    tokens of each sequence it has.
+    """
+    if mesh.size() > 1:
+        layers.places = places_of(mesh.get_local_rank(), mesh.size(), args.seq_len, args.cp_method).to(device)
+        for block in layers.blocks.values():
+            block.attention.attend = ContextAttention(mesh.get_group(), args.cp_method)
+
+
+def own_tokens(stages: list[PipelineStage], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of whole sequences, int64 (B, T), what this rank's stages have: (B, T / cp)."""
+    places = stages[0].submod.places
+    return (x, y) if places is None else (x[:, places], y[:, places])
+
+
+def divide_experts(layers: Layers, mesh: DeviceMesh) -> None:
+    """As in expert_training: keep this rank's experts. Ranks that split each layer split each expert as they would the
+    MLP; the router is whole. `mesh` has the axes of the experts.
+    """
+    for block in layers.blocks.values():
+        keep_own(block.mlp, mesh["ep"])
+        if mesh["tp"].size() > 1:
+            for expert in block.mlp.experts.children():
+                parallelize_module(expert, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def shard_mixtures(layers: Layers, states: DeviceMesh, experts: DeviceMesh, args: argparse.Namespace) -> None:
+    """As in expert_training: units of their own for a block's experts, over the ranks that have the same ones, and for
+    its router, which stays in float32.
+    """
+    for block in layers.blocks.values():
+        count_tokens(block)
+        fully_shard(block.mlp.experts, mesh=experts, mp_policy=precision(args), reshard_after_forward=False)
+        fully_shard(block.mlp.router, mesh=states, reshard_after_forward=False)
 
 
 def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argparse.Namespace) -> list[PipelineStage]:
@@ -183,12 +281,18 @@ def cut(model: TransformerLM, mesh: DeviceMesh, device: torch.device, args: argp
     return [PipelineStage(Layers(model, range(len(model.blocks))), 0, 1, device, group=alone)]
 
 
+def model_plan(args: argparse.Namespace) -> Plan:
+    """The plan for a whole model. Of a mixture, `divide_experts` splits the experts."""
+    plan = plan_of(stream_layout(args))
+    return {name: style for name, style in plan.items() if not (args.experts and ".mlp" in name)}
+
+
 def split(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     """Split a stage's layers among the ranks of `mesh`, the tensor axis. In place."""
     # TODO 3: Split the layers that this stage has, and no others.
-    # plan_of(stream_layout(args)) is the plan for a whole model, {name: style}, with names like "blocks.*.attention.q",
-    # and the names of both embeddings and of the head. parallelize_module(layers, mesh, plan) warns of names that a
-    # stage lacks; layers.named_children() gives the names that it has. The norms stay whole: see TODO 7.
+    # model_plan(args) is the plan for a whole model, {name: style}, with names like "blocks.*.attention.q", and the
+    # names of both embeddings and of the head. parallelize_module(layers, mesh, plan) warns of names that a stage lacks;
+    # layers.named_children() gives the names that it has. The norms stay whole: see TODO 7.
     pass
 
 
@@ -209,7 +313,7 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
 
 def loss_of(layers: Layers, args: argparse.Namespace, h: Tensor, y: Tensor) -> Tensor:
     """Sum of the losses of one micro-batch. h: (b, T, D), the last stage's output, or with --sequence-parallel this
-    rank's T/tp tokens of it; y: int64 (b, T), the targets.
+    rank's T/tp tokens of it; y: int64 (b, T), the targets. With --cp, T is this rank's number of tokens.
     """
     # TODO 3, again: the loss, where the head's words are split.
     # layers.head.weight is then a DTensor, and shared_head_loss(h, weight, y, IGNORE) finds the mean. It needs to
@@ -224,10 +328,29 @@ def divide_gradients(own: nn.Module, n_targets: Tensor, mesh: DeviceMesh) -> Non
     0-dim."""
     # TODO 6: Divide once by the targets of the whole batch, and undo FSDP's own division.
     # loss_of returns sums, so each rank's gradients belong to a sum over its micro-batches. FSDP has averaged them over
-    # the ranks of both data axes, so it has divided by the number of these ranks. mesh.get_group("dp") is the group of
-    # an axis; ranks that differ on tp or pp have the same targets, which count once.
+    # the ranks of dp, shard and cp, so it has divided by the number of these ranks. mesh.get_group("dp") is the group of
+    # an axis; ranks that differ on cp have different targets of the same samples, and ranks that differ on tp or pp have
+    # the same targets, which count once.
     for parameter in own.parameters():
         parameter.grad /= n_targets
+
+
+def divide_experts_gradients(own: nn.Module, mesh: DeviceMesh) -> None:
+    """After divide_gradients: the same for this rank's experts. In place. `mesh` has the axes of the experts."""
+    # TODO 12: Divide the experts' gradients by the right number, and count their tokens. First, the gradients.
+    # divide_gradients has multiplied every gradient by the same number, the one that undoes an average over all ranks of
+    # dp, shard and cp. An expert's gradient has come from the tokens of all those ranks, but over how many ranks has
+    # FSDP averaged it? expert_parameters(own) lists this rank's.
+    pass
+
+
+def everyones_loads(load_LE: Tensor, mesh: DeviceMesh) -> Tensor:
+    """How many tokens of the whole batch chose each expert of each of this rank's blocks: int64 (L, E). `load_LE`: how
+    many of this rank's did.
+    """
+    # TODO 12, again: the counts, by which every rank moves its biases alike. Which ranks have different tokens of the
+    # batch, and the same blocks? Ranks of a pipeline have other blocks, with counts of the same shape.
+    return load_LE
 
 
 def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
@@ -241,12 +364,15 @@ def add_up_norms(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> 
     pass
 
 
-def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> float:
+def clip_gradients(own: nn.Module, meshes: Meshes, args: argparse.Namespace) -> float:
     """Clip the gradient's norm to args.clip (0: no limit). Returns the norm before clipping."""
+    mesh = meshes.work
     on_mesh: dict[DeviceMesh, list[nn.Parameter]] = {}
     for p in own.parameters():
         on_mesh.setdefault(p.device_mesh, []).append(p)
     norms = [nn.utils.get_total_norm([p.grad for p in group]).full_tensor() for group in on_mesh.values()]
+    if args.experts:
+        norms = with_all_experts(norms, list(on_mesh.values()), own, meshes.experts)
     norm = torch.stack(norms).norm()
     # TODO 8: Make it the norm over all axes, in which each parameter counts once.
     # As in tp_training, DTensors have computed the norm of this rank's stages: over shards and split layers, with no copy
@@ -256,6 +382,19 @@ def clip_gradients(own: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -
         # foreach=False: with a list, torch plans the operation for every DTensor in it; one by one, once for each shape.
         nn.utils.clip_grads_with_norm_(group, args.clip or math.inf, norm, foreach=False)
     return norm.item()
+
+
+def with_all_experts(
+    norms: list[Tensor], groups: list[list[nn.Parameter]], own: nn.Module, mesh: DeviceMesh
+) -> list[Tensor]:
+    """The norm of each group of this rank's parameters, over all ranks of its stages. `norms` are over the ranks that
+    share the group's parameters. `mesh` has the axes of the experts.
+    """
+    # TODO 13: Let the experts of all ranks of ep count, and everything else once.
+    # Parameters are in one group if they are on one mesh: experts are with experts, and the others on one mesh or two.
+    # For the others, each norm is complete. Other ranks of ep have other experts of the same blocks.
+    # expert_parameters(own) lists this rank's.
+    return norms
 
 
 @torch.no_grad()
@@ -272,7 +411,7 @@ def evaluate(
     total = torch.zeros((), dtype=torch.float64, device=device)
     count = torch.zeros((), dtype=torch.float64, device=device)
     for x, y in in_step(loader, device, args):
-        x, y = fill(x, y, loader.batch_size)
+        x, y = own_tokens(stages, *fill(x, y, loader.batch_size))
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         inputs = (x,) if stages[0].is_first else ()
         # TODO 9: Add this batch's losses to total and its number of targets to count, on the ranks that know them.
@@ -298,7 +437,7 @@ def train_epoch(
     pipeline: Pipeline,
     loader: Iterable[tuple[Tensor, Tensor]],
     optimizer: torch.optim.Optimizer,
-    mesh: DeviceMesh,
+    meshes: Meshes,
     args: argparse.Namespace,
     metrics: Metrics,
     beside: Beside,
@@ -322,15 +461,20 @@ def train_epoch(
         epoch_total += position["loss"] * epoch_count
     step, last_step, last_time = position["step"], position["step"], time.perf_counter()
     for x, y in loader:
-        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        x, y = own_tokens(stages, x.to(device, non_blocking=True), y.to(device, non_blocking=True))
         n_targets = (y != IGNORE).sum()
         optimizer.zero_grad()
         with beside.step(optimizer):
             loss = train_batch(stages, schedule, x, y)
-            divide_gradients(own, n_targets, mesh)
-            add_up_norms(own, mesh, args)
-            norm = clip_gradients(own, mesh, args)
+            divide_gradients(own, n_targets, meshes.work)
+            if args.experts:
+                divide_experts_gradients(own, meshes.experts)
+            add_up_norms(own, meshes.work, args)
+            norm = clip_gradients(own, meshes, args)
             optimizer.step()
+            if args.experts:
+                load_LE = everyones_loads(own_loads(own, args.microbatches), meshes.work)
+                update_biases(own, load_LE, args.bias_rate)
         step += 1
 
         total += loss.double()
@@ -380,16 +524,18 @@ def load_sharded(
     return saved["position"]
 
 
-def save_checkpoint(own: nn.Module, mesh: DeviceMesh, config: dict[str, Any], path: Path, epoch: int) -> None:
-    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere."""
-    parts = get_model_state_dict(own)  # DTensors, by their names in the whole model
+def save_checkpoint(own: nn.Module, meshes: Meshes, config: dict[str, Any], path: Path, epoch: int) -> None:
+    """Weights and sizes, no objects: `utils.checkpoints.load_model` reads it anywhere, unless it has experts."""
+    mesh, parts = meshes.states, get_model_state_dict(own)  # DTensors, by their names in the whole model
+    experts = take_mixtures(parts, meshes.experts) if "n_experts" in config else {}
     # TODO 10, again: the model, whole, on rank 0, in one file.
     # Each part is a DTensor: part.full_tensor() assembles it, over any axes. All ranks that have a shard of it must call
     # it, and all get the result; keep it only where it is needed. A rank has only its own stages' parts, so one rank of
     # each stage sends them to rank 0: the first one on the other three axes, which mesh.get_local_rank(axis) tells. As in
     # pipeline_training, dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all
     # ranks of a group to its first rank.
-    save0({"model": parts, "config": config, "epoch": epoch}, path)
+    full = parts
+    save0({"model": full | experts, "config": config, "epoch": epoch}, path)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -398,6 +544,7 @@ def main(argv: list[str] | None = None) -> None:
     check_schedules()
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, args)
+    meshes = make_meshes(mesh, args)
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, mesh, args)
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
@@ -405,13 +552,13 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(vocab_size, args)
     if args.resume:
         args.resume = to_resume(args, model)
-    stages = parallelize(model, mesh, device, args)
+    stages = parallelize(model, meshes, device, args)
     own = joined([stage.submod for stage in stages])
     check_chunks(own)
-    send_first_weights(own, model.config, args, strict=False)
+    send_first_weights(own, model.config, args, strict=False, make=model_maker(args))
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod, args), args)
     optimizer = make_optimizer(own, args)
-    beside = Beside(args, model.config, mesh, stages, own)
+    beside = Beside(args, model.config, meshes, stages, own)
 
     # The state of the run: steps done, mean loss of this epoch so far, lowest validation loss; and what must match.
     position = {"step": 0, "loss": 0.0, "best": math.inf} | {name: getattr(args, name) for name in SAME}
@@ -430,9 +577,9 @@ def main(argv: list[str] | None = None) -> None:
         for epoch in range(first_epoch, args.epochs):
             samplers[0].set_epoch(epoch)
             batches = islice(train_loader, done, done + total_steps - position["step"])
-            before = done * train_loader.batch_size * args.seq_len  # tokens of this rank
+            before = done * train_loader.batch_size * args.seq_len // args.cp  # tokens of this rank
             train_loss = train_epoch(
-                Pipeline(stages, schedule, own), batches, optimizer, mesh, args, metrics, beside, epoch, before, position
+                Pipeline(stages, schedule, own), batches, optimizer, meshes, args, metrics, beside, epoch, before, position
             )
             done = 0
             validation_loss = evaluate(stages, schedule, validation_loader, device, args)
@@ -446,14 +593,14 @@ def main(argv: list[str] | None = None) -> None:
             )
             if epoch == 0 or validation_loss < position["best"]:
                 position["best"] = validation_loss
-                save_checkpoint(own, mesh, model.config, out / "model-best.pt", epoch + 1)
+                save_checkpoint(own, meshes, model.config, out / "model-best.pt", epoch + 1)
             if step == total_steps:
                 break
 
         test_loss = evaluate(stages, schedule, test_loader, device, args)
         print0(f"test loss {test_loss:.4f}, perplexity {perplexity(test_loss):.1f}")
         metrics.log("test", step, loss=test_loss, seconds=time.perf_counter() - start)
-        save_checkpoint(own, mesh, model.config, out / "model-final.pt", epoch + 1)
+        save_checkpoint(own, meshes, model.config, out / "model-final.pt", epoch + 1)
     print0(f"wrote model-best.pt, model-final.pt and metrics.jsonl to {out}")
     cleanup()
 

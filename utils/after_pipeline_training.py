@@ -28,12 +28,14 @@ class Layers(nn.Module):
     Layers of other stages are None. All weights have the same names as in the whole model.
 
     The first stage takes tokens, int64 (B, T); the others take the stream, float32 (B, T, D), and all return it.
-    The last stage returns it normed; its head is part of the loss.
+    The last stage returns it normed; its head is part of the loss. Where a rank has some tokens of each sequence alone,
+    `places` says which: int64 (T,), their places in the whole sequence.
     """
 
     def __init__(self, model: TransformerLM, blocks: range, bfloat16: bool = False) -> None:
         super().__init__()
         self.dropout, self.bfloat16 = model.dropout, bfloat16
+        self.places: Tensor | None = None
         first, last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.token_embedding = model.token_embedding if first else None
         self.position_embedding = model.position_embedding if first else None
@@ -44,7 +46,7 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
             if self.token_embedding is not None:
-                positions_T = torch.arange(x.shape[1], device=x.device)
+                positions_T = torch.arange(x.shape[1], device=x.device) if self.places is None else self.places
                 x = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
             for block in self.blocks.values():
                 x = block(x)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
 from utils.atomic_write import write_whole
 
+SENDERS = {
+    "send": ("pp", "cp"),
+    "alltoall": ("ep", "cp"),
+}  # the axes whose messages these are, where they share a group
 WATCHED = 2  # steps before the measured one: in the first, stages agree on shapes, and state is created
 
 
@@ -33,31 +37,37 @@ class Watch(Peak):
     algorithms for collectives).
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, meshes: Sequence[DeviceMesh]) -> None:
         self.sent: Counter[str] = Counter()
-        self.axes = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names}
-        self.ranks = {axis: mesh[axis].size() for axis in mesh.mesh_dim_names}
+        # For each group its axes, and how many ranks each has: axes that have all ranks share torch's own group.
+        self.axes: dict[str, dict[str, int]] = {}
+        for mesh in meshes:
+            for axis in mesh.mesh_dim_names:
+                self.axes.setdefault(mesh.get_group(axis).group_name, {})[axis] = mesh[axis].size()
         super().__init__()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if operation.namespace in ("c10d", "_c10d_functional"):
-            self.count(operation, args, kwargs or {})
+            self.count_sent(operation, args, kwargs or {})
         return super().__torch_dispatch__(operation, types, args, kwargs)
 
-    def count(self, operation: Any, args: tuple, kwargs: dict) -> None:
+    def count_sent(self, operation: Any, args: tuple, kwargs: dict) -> None:
         given = dict(zip((argument.name for argument in operation._schema.arguments), args)) | kwargs
         group = given.get("group_name") or given.get("process_group")
         if isinstance(group, torch.ScriptObject):
             group = dist.ProcessGroup.unbox(group).group_name
-        axis = self.axes.get(group)
-        if axis is None:
+        if group not in self.axes:
             return
         name = operation._schema.name.partition("::")[2].replace("_", "")
+        axes = self.axes[group]
+        theirs = next((who for start, who in SENDERS.items() if name.startswith(start)), ("tp", "shard", "dp"))
+        axis = next((axis for axis in theirs if axis in axes), next(iter(axes)))
+        n = axes[axis]
         tensors = given.get("input_tensor", given.get("input", given.get("inputs", given.get("tensors", []))))
         tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
         nbytes = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
-        n = self.ranks[axis]
         rings = {"allreduce": 2 * (n - 1) / n, "allgather": n - 1, "reducescatter": (n - 1) / n, "send": 1}
+        rings["alltoall"] = (n - 1) / n  # a part stays here; where parts differ, on average
         self.sent[axis] += next((part * nbytes for start, part in rings.items() if name.startswith(start)), 0)
 
 
@@ -65,9 +75,15 @@ class Beside:
     """Measures one step of a run if args.compare is set."""
 
     def __init__(
-        self, args: argparse.Namespace, config: dict[str, Any], mesh: DeviceMesh, stages: list, own: nn.Module
+        self,
+        args: argparse.Namespace,
+        config: dict[str, Any],
+        meshes: Sequence[DeviceMesh],
+        stages: list,
+        own: nn.Module,
     ) -> None:
-        self.args, self.config, self.mesh, self.stages, self.own = args, config, mesh, stages, own
+        self.args, self.config, self.meshes, self.stages, self.own = args, config, meshes, stages, own
+        mesh = meshes[0]
         self.steps, self.seconds, self.rows = 0, 0.0, []
         self.file = Path(args.out) / COMPARED
         if args.compare:
@@ -89,12 +105,12 @@ class Beside:
             began = time.perf_counter()
             yield
             if self.args.compare and self.steps == WATCHED:
-                if self.mesh.device_type == "cuda":
+                if self.meshes[0].device_type == "cuda":
                     torch.cuda.synchronize()
                 self.seconds = time.perf_counter() - began
             return
         spans = self.watch_stages()
-        watch = Watch(self.mesh)
+        watch = Watch(self.meshes)
         watch.note(self.own.parameters())
         watch.note(value for values in optimizer.state.values() for value in values.values())
         with watch:
@@ -134,7 +150,8 @@ class Beside:
         for kind, name in (("weights", "weights"), ("gradients", "gradients"), ("state", "optimizer")):
             self.row(f"{kind}, bytes", max(kinds[kind] for kinds in stages), most[name])
         self.row("all at once, bytes", sum(memory.values()), max(seen["most"] for seen in ranks))
-        for axis in self.mesh.mesh_dim_names:
+        axes = ("pp", "dp", "shard", *(["cp"] if self.args.cp > 1 else []), *(["ep"] if self.args.ep > 1 else []), "tp")
+        for axis in axes:
             self.row(f"sent on {axis}, bytes", messages[axis].bytes, max(seen["sent"].get(axis, 0) for seen in ranks))
         if plan.pp > 1:  # a single stage waits for no other: the time between its passes is not a bubble
             self.row("bubble, %", 100 * self.costs.bubble(plan), 100 * idle([seen["spans"] for seen in ranks]))
@@ -143,7 +160,7 @@ class Beside:
             print0(f"{name:24} {guess:14,.0f} {found:14,.0f}")
         if dist.get_rank() == 0:
             write_whole(self.file, json.dumps(self.rows))
-        if self.mesh.device_type == "cpu" and len(ranks) > (cores := os.cpu_count() or 1):
+        if self.meshes[0].device_type == "cpu" and len(ranks) > (cores := os.cpu_count() or 1):
             print0(f"Step and bubble are not the schedule's alone: {len(ranks)} ranks take turns on {cores} cores.")
 
     def row(self, name: str, predicted: float, measured: float) -> None:
@@ -158,6 +175,8 @@ class Beside:
             heads=sizes["n_heads"],
             vocabulary=sizes["vocab_size"],
             sequence=args.seq_len,
+            experts=args.experts,
+            active=args.top_k if args.experts else 1,
         )
         plan = self.plan.Plan(
             batch=args.batch_size,
@@ -167,6 +186,9 @@ class Beside:
             fsdp=True,
             tp=args.tp,
             pp=args.pp,
+            cp=args.cp,
+            context=args.cp_method,
+            ep=args.ep,
             reshard="none",
             schedule=args.schedule,
             chunks=stages_a_rank(args.pp, args),
@@ -174,7 +196,7 @@ class Beside:
             recompute="full" if args.recompute else "none",
             dropout=args.dropout > 0,
             precision="sharded" if args.dtype == "bfloat16" else "float32",
-            piece=self.plan.piece_on(self.mesh.device_type),
+            piece=self.plan.piece_on(self.meshes[0].device_type),
         )
         return model, plan
 

@@ -52,7 +52,8 @@ from utils.plan import Link, Machine, Model, Plan
 # Each rank has a place on every axis at once. So the ranks form a box, as in lesson 08, with dp · shard · cp · tp · pp
 # places; a rank communicates along its lines, one for each axis, and the axes are independent of each other. That is
 # called 3-D, 4-D or 5-D parallelism, after the number of axes that are longer than 1
-# ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base).
+# ([arXiv:2410.06511](https://arxiv.org/abs/2410.06511) has them all in one small code base). Experts have no axis of
+# their own in it: ranks of `shard` and `cp`, which have different tokens and the same layers, divide them.
 #
 # But all axes use the same cables. GPUs have fast links within a node, and slow ones between nodes. Ranks are
 # numbered node by node, and the box row by row, so the **order of the axes** decides which lines leave the node:

@@ -568,11 +568,12 @@ plots.planner()
 # %% [markdown]
 # ## hybrid_training
 #
-# Next, the script: `hybrid_training` does all of this with PyTorch's own pieces, on the course's model.
+# Next, the script: `hybrid_training` does all of this with PyTorch's own pieces, on the course's model, with `--cp` and
+# with `--ep`, too.
 #
 # | here and in `09_mesh` | there |
 # |---|---|
-# | `make_mesh` | `make_mesh`: `--pp --dp --shard --tp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
+# | `make_mesh` | `make_mesh`: `--pp --dp --shard --cp --tp` give one `init_device_mesh`, the pipeline outermost, the tensor axis innermost |
 # | `data_place`, `make_sampler` | `my_share`, `make_samplers` |
 # | `Piece` | `parallelize`: first `cut`, this rank's stages; then `split`, its part of their layers (DTensor); then `shard` (FSDP along shard, copies along dp) |
 # | `forward_backward` | a schedule of `torch.distributed.pipelining`, chosen by `--schedule` |

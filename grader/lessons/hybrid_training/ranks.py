@@ -12,6 +12,7 @@ from torch import nn
 
 from grader.kit import (
     Peak,
+    as_evidence,
     attempt,
     drawn_batch,
     drawn_model,
@@ -27,7 +28,7 @@ from grader.kit import (
 from utils.data import IGNORE, Windows
 from utils.model import TransformerLM
 
-AXES = ("pp", "dp", "shard", "tp")
+AXES = ("pp", "dp", "shard", "cp", "tp")
 
 
 CPU = torch.device("cpu")
@@ -46,10 +47,23 @@ def made_args(code, shape=(), **flags):
     return args
 
 
-def made_mesh(pp=1, dp=1, shard=1, tp=1):
+def made_mesh(pp=1, dp=1, shard=1, cp=1, tp=1):
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (pp, dp, shard, tp), mesh_dim_names=AXES)
+    return init_device_mesh("cpu", (pp, dp, shard, cp, tp), mesh_dim_names=AXES)
+
+
+def made_meshes(code, mesh, ep=1):
+    """All three grids, by the check itself."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    pp, dp, shard, cp, tp = mesh.mesh.shape
+    states = mesh["pp", "dp", "shard", "tp"]
+    if cp > 1:
+        states = init_device_mesh("cpu", (pp, dp, shard * cp, tp), mesh_dim_names=("pp", "dp", "shard", "tp"))
+    sizes = (pp, dp, shard * cp // ep, ep, tp)
+    experts = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
+    return code.Meshes(mesh, states, experts)
 
 
 def data_axes(mesh):
@@ -65,14 +79,16 @@ def cut_by_check(model, stage, n_stages):
     return Layers(model, by_number(len(model.blocks), n_stages)[stage])
 
 
-def split_by_check(layers, mesh, sequence):
+def split_by_check(layers, mesh, sequence, but="nothing"):
     from torch.distributed.tensor.parallel import parallelize_module
 
     from utils.after_tp_training import plan_of, stream_layout
 
     layout = stream_layout(Namespace(sequence_parallel=sequence))
     here = [name for name, _ in layers.named_children()]
-    plan = {name: style for name, style in plan_of(layout).items() if name.partition(".")[0] in here}
+    plan = {
+        name: style for name, style in plan_of(layout).items() if name.partition(".")[0] in here and but not in name
+    }
     parallelize_module(layers, mesh, plan)
 
 
@@ -239,7 +255,7 @@ def shard_on_rank(code, rank, world, shape, sizes, seed, short):
 
     mesh = made_mesh(*shape)
     layers = cut_by_check(drawn_model(0, sizes), 0, 1)
-    if shape[3] > 1:
+    if shape[-1] > 1:
         split_by_check(layers, mesh["tp"], False)
     code.shard(layers, data_axes(mesh), made_args(code, shape))
 
@@ -337,11 +353,96 @@ def clip_on_rank(code, rank, world, shape, sizes, sequence, clips):
     for clip in clips:
         set_gradients(own)
         mark()
-        norm = code.clip_gradients(own, mesh, made_args(code, shape, clip=clip))
+        norm = code.clip_gradients(own, made_meshes(code, mesh), made_args(code, shape, clip=clip))
         mark()
         number = norm if isinstance(norm, (int, float)) else kind_of(norm)
         seen.append({"norm": number, "grads": gradients(own)})
     return seen
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODOs 11 to 13: context and experts
+
+
+def grids_of(code, mesh, ep):
+    """For each of the student's two grids and each axis, the ranks that this rank finds on it."""
+    grids, found = code.make_meshes(mesh, made_args(code, ep=ep)), {}
+    for name in ("states", "experts"):
+        grid = getattr(grids, name, None)
+        axes = ("pp", "dp", "shard", *(["ep"] if name == "experts" else []), "tp")
+        if not hasattr(grid, "mesh_dim_names") or sorted(grid.mesh_dim_names or ()) != sorted(axes):
+            what = ", ".join(grid.mesh_dim_names or ["no names"]) if hasattr(grid, "mesh_dim_names") else kind_of(grid)
+            return {"strange": [name, what]}
+        found[name] = {axis: grid[axis].mesh.tolist() for axis in axes}
+        found[name]["dp and shard"] = attempt(lambda grid=grid: grid["dp", "shard"].mesh.tolist())
+    return found
+
+
+def meshes_on_rank(code, rank, world, cases):
+    return [grids_of(code, made_mesh(*shape), ep) for shape, ep in cases]
+
+
+def drawn_mixture(sizes):
+    """In float64, with drawn weights, as drawn_model is."""
+    from utils.after_expert_training import make_mixtures
+
+    torch.manual_seed(0)
+    plain = {"vocab_size": sizes["vocab"], "dim": sizes["dim"], "n_heads": sizes["heads"], "n_layers": sizes["layers"]}
+    model = make_mixtures(sizes["experts"], 1, **plain, max_len=sizes["length"]).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.2 * torch.randn_like(p)
+    return model
+
+
+def own_mixture(code, shape, ep, sizes):
+    """What this rank has of such a model, as one module, and the three grids."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from utils.after_expert_training import keep_own
+    from utils.checkpoints import joined
+
+    mesh = made_mesh(*shape)
+    meshes = made_meshes(code, mesh, ep)
+    layers = cut_by_check(drawn_mixture(sizes), mesh["pp"].get_local_rank(), mesh["pp"].size())
+    if shape[-1] > 1:
+        split_by_check(layers, meshes.states["tp"], False, but=".mlp")
+    for block in layers.blocks.values():
+        keep_own(block.mlp, meshes.experts["ep"])
+        for expert in block.mlp.experts.children() if shape[-1] > 1 else ():
+            parallelize_module(expert, meshes.experts["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block.mlp.experts, mesh=data_axes(meshes.experts))
+        fully_shard(block.mlp.router, mesh=data_axes(meshes.states))
+    shard_by_check(layers, data_axes(meshes.states))
+    return joined([layers]), meshes
+
+
+def experts_on_rank(code, rank, world, shape, ep, sizes, load):
+    own, meshes = own_mixture(code, shape, ep, sizes)
+    set_gradients(own)
+    code.divide_experts_gradients(own, meshes.experts)
+    grads = gradients(own)
+    mark()
+    loads = code.everyones_loads(torch.tensor(load), meshes.work)
+    mark()
+    return {"grads": grads, "load": as_evidence(loads)}
+
+
+def expert_norms_on_rank(code, rank, world, shape, ep, sizes):
+    own, meshes = own_mixture(code, shape, ep, sizes)
+    set_gradients(own)
+    on_mesh = {}
+    for p in own.parameters():
+        on_mesh.setdefault(p.device_mesh, []).append(p)
+    groups = list(on_mesh.values())
+    norms = [nn.utils.get_total_norm([p.grad for p in group]).full_tensor() for group in groups]
+    mark()
+    found = code.with_all_experts(list(norms), groups, own, meshes.experts)
+    mark()
+    if not isinstance(found, (list, tuple)) or not all(isinstance(norm, torch.Tensor) for norm in found):
+        return {"returns": kind_of(found)}
+    return {"norm": float(torch.stack(list(found)).norm())}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -379,7 +480,7 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
         schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=loss, scale_grads=False)
     else:
         schedule = Schedule1F1B(stages[0], 2, loss_fn=loss, scale_grads=False)
-    _, dp, shard, _ = shape
+    _, dp, shard, _, _ = shape
     place = mesh.get_local_rank("dp") * shard + mesh.get_local_rank("shard")
     means = []
     for length in LENGTHS:
@@ -399,10 +500,10 @@ def evaluate_on_rank(code, rank, world, shape, sizes, interleaved):
 def save_on_rank(code, rank, world, shape, sizes):
     files = record_files()
     mesh = made_mesh(*shape)
-    own = own_by_check(mesh, sizes)
+    own, meshes = own_by_check(mesh, sizes), made_meshes(code, mesh)
     config = {"vocab_size": sizes["vocab"]}
     with Peak() as peak:
-        code.save_checkpoint(own, mesh, config, saved_file(), 3)
+        code.save_checkpoint(own, meshes, config, saved_file(), 3)
     return {"files": saved_files(files), "peak": peak.most}
 
 

@@ -53,7 +53,7 @@ def test_todo5_share(student):
     sizes = (draw.choice((61, 67, 71)), draw.choice((11, 13)), draw.choice((7, 13)))
     seed = draw.randrange(100)
     drawn = [tuple(mesh.get(axis, 1) for axis in AXES) for mesh in meshes(draw, 6, AXES, beside=("dp", "shard"))]
-    for shape in student.several((*drawn, (1, 2, 2, 2), (1, 4, 1, 1)), but=[(1, 2, 2, 2)]):
+    for shape in student.several((*drawn, (1, 2, 2, 1, 2), (1, 4, 1, 1, 1)), but=[(1, 2, 2, 1, 2)]):
         world, told = math.prod(shape), f"with {shaped(shape)}"
         ranks = student.call(samplers_on_rank, world=world, shape=shape, sizes=sizes, seed=seed).evidence
         grid = torch.arange(world).view(shape)
@@ -66,16 +66,16 @@ def test_todo5_share(student):
                 rank,
             )
             place = (grid == rank).nonzero()[0]
-            first = int(grid[0, place[1], place[2], 0])
+            first = int(grid[0, place[1], place[2], 0, 0])
             for name in ("train", "validation", "test"):
                 expect(
                     mine[name] == ranks[first][name],
-                    f"{told} ranks {first} and {rank} differ only on pp or tp, and read different {name} samples",
+                    f"{told} ranks {first} and {rank} differ only on pp, cp or tp, and read different {name} samples",
                     ranks[first][name],
                     mine[name],
                     rank,
                 )
-        readers = [ranks[int(first)] for first in grid[0, :, :, 0].flatten()]
+        readers = [ranks[int(first)] for first in grid[0, :, :, 0, 0].flatten()]
         for name, size in zip(("validation", "test"), sizes[1:], strict=True):
             with where(told):
                 each_once(name, [mine[name] for mine in readers], size)
@@ -88,21 +88,21 @@ def test_todo5_share(student):
 
 @todo(6)
 def test_todo6_divide(student):
-    for shape in student.several(((1, 2, 2, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 1, 1, 2))):
-        _, dp, shard, tp = shape
-        world = math.prod(shape)
+    for shape in student.several(((1, 2, 2, 1, 1), (2, 1, 2, 1, 1), (1, 2, 1, 1, 2), (1, 1, 2, 2, 1), (1, 1, 1, 1, 2))):
+        _, dp, shard, cp, tp = shape
+        parts, world = dp * shard * cp, math.prod(shape)
         sizes = drawn_sizes(student, tp, "divide", *shape, words=WORDS)
-        counts = shares(student.draw("targets", *shape), dp * shard, most=60)  # of a micro-batch none may count
-        targets = Private([counts[rank // tp % (dp * shard)] for rank in range(world)])
+        counts = shares(student.draw("targets", *shape), parts, most=60)  # of a micro-batch none may count
+        targets = Private([counts[rank // tp % parts] for rank in range(world)])
         told = f"with {shaped(shape)} and {', '.join(map(str, counts))} targets on the data ranks"
         run = student.call(divide_on_rank, world=world, shape=shape, sizes=sizes, targets=targets)
         right = student.reference(weights_of, sizes=sizes)
-        factor = dp * shard / sum(counts)
+        factor = parts / sum(counts)
         for rank, seen in enumerate(run.evidence):
             for name, grad in seen["grads"].items():
                 # Numbers of targets may become float32 in a message: 6e-8 of them.
                 check_part(f"{told}, after divide_gradients", name, grad, right[name] * factor, rank, rel=1e-6)
-            own = counts[rank // tp % (dp * shard)]
+            own = counts[rank // tp % parts]
             expect(
                 seen["targets"] == own,
                 f"{told}, divide_gradients writes into the n_targets of rank {rank}, which the log still needs",
@@ -110,7 +110,7 @@ def test_todo6_divide(student):
                 seen["targets"],
                 rank,
             )
-        check_little(told, "divide_gradients", run, 64, "two numbers")
+        check_little(told, "divide_gradients", run, 64, "three numbers")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -137,9 +137,11 @@ def counted_wrongly(length, shape, sizes):
 @todo(9, since=Since(*SCHEDULES_SINCE))
 def test_todo9_evaluate(student):
     trials = []
-    for shape, interleaved in student.several((((2, 1, 2, 1), True), ((2, 1, 1, 2), False), ((1, 2, 2, 1), False))):
+    for shape, interleaved in student.several(
+        (((2, 1, 2, 1, 1), True), ((2, 1, 1, 1, 2), False), ((1, 2, 2, 1, 1), False))
+    ):
         layers = 4 if interleaved else 2  # a block for each stage
-        sizes = drawn_sizes(student, shape[3], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
+        sizes = drawn_sizes(student, shape[-1], "evaluate", *shape, words=WORDS, layers=layers) | {"length": 6}
         right = student.reference(serial_evaluation, sizes=sizes)
         student.premise(abs(right[0][0] - right[0][1]) > 1e-6 * right[0][0], "batches with equal means")
         trials.append((shape, interleaved, sizes, right))

@@ -67,9 +67,11 @@ def test_todo10_checkpoints(student):
     serials = [student.serial(["--data", "data", "--out", "out", *argv], corpus(student)) for argv in MODELS]
     for serial in serials:
         must_move(student, serial)
-    for shape in student.several(((2, 1, 1, 2), (2, 1, 2, 1), (3, 1, 1, 1), (1, 1, 1, 1)), but=[(1, 1, 1, 1)]):
+    for shape in student.several(
+        ((2, 1, 1, 1, 2), (2, 1, 2, 1, 1), (3, 1, 1, 1, 1), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]
+    ):
         check_file(student, shape)
-    shapes = student.several([(2, 1, 1, 2), (4, 1, 1, 1), (1, 2, 2, 1)], 2)
+    shapes = student.several([(2, 1, 1, 1, 2), (4, 1, 1, 1, 1), (1, 2, 2, 1, 1)], 2)
     sizes = drawn_sizes(student, 2, "pass on", words=WORDS, layers=4)
     right = student.reference(weights_of, sizes=sizes)
     run = student.call(pass_on, world=4, sizes=sizes, shapes=shapes, common=True)
@@ -108,7 +110,7 @@ def test_todo10_checkpoints(student):
 def check_file(student, shape):
     told = f"with {shaped(shape)}"
     # Few words, so that no tensor is a large part of the model.
-    sizes = drawn_sizes(student, shape[3], "save", *shape, words=WORDS, layers=4) | {"vocab": 13}
+    sizes = drawn_sizes(student, shape[-1], "save", *shape, words=WORDS, layers=4) | {"vocab": 13}
     run = student.call(save_on_rank, world=math.prod(shape), shape=shape, sizes=sizes)
     one_writer(run, f"{told} ")
     right = student.reference(weights_of, sizes=sizes)
@@ -116,7 +118,7 @@ def check_file(student, shape):
     model = sum(8 * weight.numel() for weight in right.values())
     grid = torch.arange(math.prod(shape)).view(shape)
     for rank, seen in enumerate(run.evidence):
-        first = rank in grid[:, 0, 0, 0].tolist()
+        first = rank in grid[:, 0, 0, 0, 0].tolist()
         # A rank needs one tensor at a time; the first one of each stage the whole stage; rank 0 the model.
         if rank and not first:
             expect(
@@ -180,6 +182,6 @@ def due_in_a_step(flags, layers):
     with --sequence-parallel a part; and in each block 4 all-reduces of it.
     """
     words = flags.split()
-    dp, shard, tp = (int(words[words.index(f"--{axis}") + 1]) if f"--{axis}" in words else 1 for axis in AXES[1:])
-    stream = 4 * 12 / (dp * shard) * 8 * 16
+    dp, shard, cp, tp = (int(words[words.index(f"--{axis}") + 1]) if f"--{axis}" in words else 1 for axis in AXES[1:])
+    stream = 4 * 12 / (dp * shard * cp) * 8 * 16
     return stream / tp + 4 * (layers / 2) * ring_bytes(stream, tp)

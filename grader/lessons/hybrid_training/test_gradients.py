@@ -20,9 +20,11 @@ from .ranks import clip_on_rank, cut_by_check, norms_on_rank
 @todo(7)
 def test_todo7_norms(student):
     # A width of 4 for each head does not divide into 3 shards.
-    alone = ((1, 2, 1, 2), False), ((2, 1, 2, 1), True)  # nothing is to be sent
-    for shape, sequence in student.several((((1, 1, 3, 2), True), ((1, 2, 1, 3), True), ((2, 1, 1, 2), True), *alone)):
-        tp = shape[3]
+    alone = ((1, 2, 1, 1, 2), False), ((2, 1, 2, 1, 1), True)  # nothing is to be sent
+    for shape, sequence in student.several(
+        (((1, 1, 3, 1, 2), True), ((1, 2, 1, 1, 3), True), ((2, 1, 1, 1, 2), True), *alone)
+    ):
+        tp = shape[-1]
         sizes = drawn_sizes(student, tp, "norms", *shape, words=WORDS)
         sizes["dim"] = 4 * sizes["heads"]
         told = f"with {shaped(shape)}{' --sequence-parallel' if sequence else ''}"
@@ -61,9 +63,9 @@ def norms_of_stages(sizes, n_stages):
 
 @todo(8)
 def test_todo8_clip(student):
-    clipped = ((2, 1, 1, 2), True), ((2, 1, 2, 1), False), ((2, 2, 1, 1), False), ((3, 1, 1, 1), False)
+    clipped = ((2, 1, 1, 1, 2), True), ((2, 1, 2, 1, 1), False), ((2, 2, 1, 1, 1), False), ((3, 1, 1, 1, 1), False)
     for shape, sequence in student.several(clipped):
-        sizes = drawn_sizes(student, shape[3], "clip", *shape, words=WORDS, layers=3)
+        sizes = drawn_sizes(student, shape[-1], "clip", *shape, words=WORDS, layers=3)
         weights = student.reference(weights_of, sizes=sizes)
         right = math.sqrt(sum(weight.square().sum().item() for weight in weights.values()))
         parts = student.reference(norms_of_stages, sizes=sizes, n_stages=shape[0])

@@ -20,7 +20,10 @@ from .ranks import AXES, cut_on_rank, mesh_on_rank
 # TODO 1: the mesh
 
 
-SHAPES_1 = {8: ((1, 2, 2, 2), (2, 2, 1, 2), (2, 1, 2, 2), (1, 4, 2, 1)), 6: ((3, 1, 1, 2), (1, 2, 3, 1))}
+SHAPES_1 = {
+    8: ((1, 2, 2, 1, 2), (2, 2, 1, 1, 2), (2, 1, 2, 1, 2), (1, 4, 2, 1, 1), (2, 1, 1, 2, 2), (1, 1, 2, 2, 2)),
+    6: ((3, 1, 1, 1, 2), (1, 2, 3, 1, 1), (1, 2, 1, 3, 1)),
+}
 
 
 @todo(1)
@@ -55,7 +58,7 @@ def test_todo1_mesh(student):
                     expect(
                         mine == right, f"{told} the ranks of rank {rank}'s axis {axis} are {where}", right, mine, rank
                     )
-                right = grid[place[0], :, :, place[3]].tolist()
+                right = grid[place[0], :, :, place[3], place[4]].tolist()
                 expect(
                     seen["data"] == right,
                     f'{told} mesh["dp", "shard"], over which fully_shard copies and shards, is a different grid',
@@ -69,7 +72,12 @@ def test_todo1_mesh(student):
 # TODO 2: this rank's stages
 
 
-CUTS = [(2, 1, 1, 2, "1f1b"), (4, 1, 1, 1, "zero-bubble"), (2, 2, 1, 1, "interleaved"), (4, 1, 1, 1, "interleaved")]
+CUTS = [
+    (2, 1, 1, 1, 2, "1f1b"),
+    (4, 1, 1, 1, 1, "zero-bubble"),
+    (2, 2, 1, 1, 1, "interleaved"),
+    (4, 1, 1, 1, 1, "interleaved"),
+]
 
 
 @todo(2)

@@ -177,7 +177,7 @@ def share_of(sizes, shard, tp):
 
 def by_data(student, shape, *purpose):
     """A separate seed for each part of the batch: ranks that differ on pp or tp have the same samples."""
-    _, dp, shard, tp = shape
+    _, dp, shard, _, tp = shape
     seeds = student.draw("data", *purpose).sample(range(1 << 40), dp * shard)
     return seeds, Private([seeds[rank // tp % (dp * shard)] for rank in range(math.prod(shape))])
 
@@ -185,14 +185,16 @@ def by_data(student, shape, *purpose):
 @todo(4, since=Since(*AVERAGES_SINCE, on_cpus=True))
 def test_todo4_shard(student):
     trials = []
-    for shape in student.several(((1, 2, 2, 1), (1, 1, 3, 1), (1, 2, 1, 2), (1, 1, 1, 1)), but=[(1, 1, 1, 1)]):
-        sizes = drawn_sizes(student, shape[3], "shard", *shape, words=WORDS)
+    for shape in student.several(
+        ((1, 2, 2, 1, 1), (1, 1, 3, 1, 1), (1, 2, 1, 1, 2), (1, 1, 1, 1, 1)), but=[(1, 1, 1, 1, 1)]
+    ):
+        sizes = drawn_sizes(student, shape[-1], "shard", *shape, words=WORDS)
         seeds, private = by_data(student, shape, "shard", *shape)
         right = student.reference(serial_step, sizes=sizes, seeds=seeds, rows=2 * MICRO)
         must_have_gradients(student, right["grads"])
         trials.append((shape, sizes, seeds, private, right))
     for shape, sizes, seeds, private, right in trials:
-        tp, shard = shape[3], shape[2]
+        tp, shard = shape[-1], shape[2]
         told = f"with {shaped(shape)}"
         short = shape[2] == 3 or math.prod(shape) == 1  # one alone gathers nothing, and yet has a dtype
         run = student.call(shard_on_rank, world=math.prod(shape), shape=shape, sizes=sizes, seed=private, short=short)
@@ -256,7 +258,7 @@ def check_gathered(told, run, shape, sizes, share):
         calls = [event for event in events if event["e"] == "op" and event["op"] == "all_gather" and event["bytes"]]
         calls = [event for event in calls if len(event["group"]) > 1]
         place = (grid == rank).nonzero()[0]
-        among = grid[place[0], place[1], :, place[3]].tolist()
+        among = grid[place[0], place[1], :, place[3], place[4]].tolist()
         if len(among) == 1:
             continue
         others = [event["group"] for event in calls if event["group"] != among]

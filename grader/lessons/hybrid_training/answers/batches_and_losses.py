@@ -11,7 +11,7 @@ SHARES = 'mesh["dp"].size() * mesh["shard"].size()'
 WRONG = [
     # TODO 5
     Answer(5, "copies alone", 'return mesh.get_local_rank("dp"), mesh["dp"].size()', says=""),
-    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ only on pp or tp"),
+    Answer(5, "all ranks", "return dist.get_rank(), dist.get_world_size()", says="differ only on pp, cp or tp"),
     Answer(5, "the places added", swap=('* mesh["shard"].size() + mesh', "+ mesh"), says=""),
     Answer(
         5,
@@ -34,7 +34,16 @@ WRONG = [
         5,
         "the rank modulo the shares",
         f"shares = {SHARES}\nreturn dist.get_rank() % shares, shares",
-        says="differ only on pp or tp",
+        says="differ only on pp, cp or tp",
+    ),
+    Answer(
+        5,
+        "ranks of cp read different samples",
+        """
+        share = (mesh.get_local_rank("dp") * mesh["shard"].size() + mesh.get_local_rank("shard")) * mesh["cp"].size()
+        return share + mesh.get_local_rank("cp"), mesh["dp"].size() * mesh["shard"].size() * mesh["cp"].size()
+        """,
+        says="differ only on pp, cp or tp",
     ),
     Answer(5, "the share alone", f"return {SHARE}", says="my_share gives"),
     # TODO 6
@@ -42,15 +51,22 @@ WRONG = [
     Answer(
         6,
         "by its own targets",
-        swap=('for axis in ("dp", "shard"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n', ""),
+        swap=('for axis in ("dp", "shard", "cp"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n', ""),
         says="gradient of",
     ),
-    Answer(6, "shards alone", swap=('("dp", "shard")', '("shard",)'), says="gradient of"),
+    Answer(6, "shards alone", swap=('("dp", "shard", "cp")', '("shard",)'), says="gradient of"),
+    Answer(6, "targets of one rank of cp", swap=('("dp", "shard", "cp")', '("dp", "shard")'), says="gradient of"),
+    Answer(
+        6, "FSDP's division by the ranks of cp is left", swap=(' * mesh["cp"].size()', ""), says="what it should be"
+    ),
+    Answer(
+        6, "targets of tp, too", swap=('("dp", "shard", "cp")', '("dp", "shard", "cp", "tp")'), says="what it should be"
+    ),
     Answer(
         6,
         "over all ranks",
         swap=(
-            'for axis in ("dp", "shard"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n',
+            'for axis in ("dp", "shard", "cp"):\n    dist.all_reduce(n_targets, group=mesh.get_group(axis))\n',
             "dist.all_reduce(n_targets)\n",
         ),
         says="what it should be",
@@ -58,7 +74,7 @@ WRONG = [
     Answer(
         6,
         "by the number of all ranks",
-        swap=(f"shares = {SHARES}", "shares = dist.get_world_size()"),
+        swap=(f'shares = {SHARES} * mesh["cp"].size()', "shares = dist.get_world_size()"),
         says="what it should be",
     ),
     Answer(
@@ -152,7 +168,7 @@ RIGHT = [
         "the mean of the targets",
         """
         mean = n_targets.double()
-        for axis in ("shard", "dp"):
+        for axis in ("shard", "cp", "dp"):
             mean = mean.clone()
             dist.all_reduce(mean, group=mesh[axis].get_group())
             mean = mean / mesh[axis].size()

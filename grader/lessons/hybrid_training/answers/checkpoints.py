@@ -5,9 +5,7 @@ from grader.kit import Answer
 WRONG = [
     # TODO 10
     Answer(10, "lists of parameters", ["return StateDictOptions()", None], says="lists of the parameters"),
-    Answer(
-        10, "DTensors in the file", [None, 'save0({"model": parts, "config": config, "epoch": epoch}, path)'], says=""
-    ),
+    Answer(10, "DTensors in the file", [None, "full = parts"], says=""),
     Answer(
         10,
         "rank 0's stage alone",
@@ -15,7 +13,6 @@ WRONG = [
             None,
             """
             full = {name: part.full_tensor() for name, part in parts.items()}
-            save0({"model": full, "config": config, "epoch": epoch}, path)
             """,
         ],
         says="all weights",
@@ -27,7 +24,6 @@ WRONG = [
             None,
             """
             full = get_model_state_dict(own, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-            save0({"model": full, "config": config, "epoch": epoch}, path)
             """,
         ],
         says="all weights",
@@ -51,12 +47,14 @@ WRONG = [
     Answer(
         10,
         "every rank writes",
-        swap=("save0({", "path.parent.mkdir(parents=True, exist_ok=True)\ntorch.save({"),
+        swap=(
+            "full = {}\n",
+            'full = {}\npath.parent.mkdir(parents=True, exist_ok=True)\ntorch.save({"model": own_weights}, path)\n',
+        ),
         says="all write",
     ),
     Answer(10, "gathered over the tensor axis", swap=('mesh.get_group("pp")', 'mesh.get_group("tp")'), says=""),
     Answer(10, "rank 0 alone gathers", swap=("if first:\n    stages", "if dist.get_rank() == 0:\n    stages"), says=""),
-    Answer(10, "the config is lost", swap=(', "config": config', ""), says="lost an entry"),
     Answer(10, "gathered, and thrown away", swap=("full |= weights", "weights"), says="all weights"),
     Answer(
         10,
@@ -82,11 +80,11 @@ RIGHT = [
             found = [None] * mesh["pp"].size()
             if first:
                 dist.all_gather_object(found, dict(mine) if mesh.get_local_rank("pp") else {}, group=mesh["pp"].get_group())
+            full = {}
             if dist.get_rank() == 0:
                 full = dict(mine)
                 for stage in found:
                     full.update(stage)
-                save0({"model": full, "config": config, "epoch": epoch}, path)
             """,
         ],
     )

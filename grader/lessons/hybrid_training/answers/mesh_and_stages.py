@@ -2,10 +2,10 @@
 
 from grader.kit import Answer
 
-NAMES = '("pp", "dp", "shard", "tp")'
+NAMES = '("pp", "dp", "shard", "cp", "tp")'
 
 
-SIZES = "(args.pp, args.dp, args.shard, args.tp)"
+SIZES = "(args.pp, args.dp, args.shard, args.cp, args.tp)"
 
 
 WRONG = [
@@ -13,34 +13,56 @@ WRONG = [
     Answer(
         1,
         "the pipeline between neighbours",
-        swap=((SIZES, "(args.tp, args.dp, args.shard, args.pp)"), (NAMES, '("tp", "dp", "shard", "pp")')),
+        swap=(
+            (SIZES, "(args.tp, args.dp, args.shard, args.cp, args.pp)"),
+            (NAMES, '("tp", "dp", "shard", "cp", "pp")'),
+        ),
         says="no neighbours",
     ),
     Answer(
         1,
         "copies nearer than shards",
-        swap=((SIZES, "(args.pp, args.shard, args.dp, args.tp)"), (NAMES, '("pp", "shard", "dp", "tp")')),
+        swap=(
+            (SIZES, "(args.pp, args.shard, args.dp, args.cp, args.tp)"),
+            (NAMES, '("pp", "shard", "dp", "cp", "tp")'),
+        ),
         says="axis shard",
     ),
     Answer(
         1,
         "copies outside the pipeline",
-        swap=((SIZES, "(args.dp, args.pp, args.shard, args.tp)"), (NAMES, '("dp", "pp", "shard", "tp")')),
+        swap=(
+            (SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)"),
+            (NAMES, '("dp", "pp", "shard", "cp", "tp")'),
+        ),
         says="not those that the order",
     ),
-    Answer(1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.tp)")),
-    Answer(1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "tp")'), says="not those that the order"),
-    Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "tensor")'), says="wrong names"),
+    Answer(
+        1, "the sizes in another order than the names", swap=(SIZES, "(args.dp, args.pp, args.shard, args.cp, args.tp)")
+    ),
+    Answer(
+        1, "names of two swapped", swap=(NAMES, '("pp", "shard", "dp", "cp", "tp")'), says="not those that the order"
+    ),
+    Answer(1, "other names", swap=(NAMES, '("pipeline", "dp", "shard", "cp", "tensor")'), says="wrong names"),
     Answer(
         1,
         "one data axis",
         """
-        sizes = (args.pp, args.dp * args.shard, args.tp)
-        return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "data", "tp"))
+        sizes = (args.pp, args.dp * args.shard, args.cp, args.tp)
+        return init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "data", "cp", "tp"))
         """,
         says="wrong names",
     ),
-    Answer(1, "no copies", swap=(SIZES, "(args.pp, 1, args.dp * args.shard, args.tp)"), says="on the axis"),
+    Answer(1, "no copies", swap=(SIZES, "(args.pp, 1, args.dp * args.shard, args.cp, args.tp)"), says="on the axis"),
+    Answer(
+        1,
+        "tokens further apart than samples",
+        swap=(
+            (SIZES, "(args.pp, args.dp, args.cp, args.shard, args.tp)"),
+            (NAMES, '("pp", "dp", "cp", "shard", "tp")'),
+        ),
+        says="not those that the order",
+    ),
     Answer(1, "nothing", "return None", says="returns None"),
     # TODO 2
     Answer(2, "the world as its group", swap=(", group=mesh.get_group()", ""), says=""),
@@ -82,7 +104,7 @@ RIGHT = [
         1,
         "a mesh made of a tensor",
         f"""
-        grid = torch.arange(args.pp * args.dp * args.shard * args.tp).view{SIZES}
+        grid = torch.arange(args.pp * args.dp * args.shard * args.cp * args.tp).view{SIZES}
         return DeviceMesh(device.type, grid, mesh_dim_names={NAMES})
         """,
     ),
@@ -90,8 +112,8 @@ RIGHT = [
         1,
         "the axes told in another order, the ranks in this one",
         f"""
-        grid = torch.arange(args.pp * args.dp * args.shard * args.tp).view{SIZES}.permute(1, 2, 0, 3)
-        return DeviceMesh(device.type, grid.contiguous(), mesh_dim_names=("dp", "shard", "pp", "tp"))
+        grid = torch.arange(args.pp * args.dp * args.shard * args.cp * args.tp).view{SIZES}.permute(1, 2, 0, 3, 4)
+        return DeviceMesh(device.type, grid.contiguous(), mesh_dim_names=("dp", "shard", "pp", "cp", "tp"))
         """,
     ),
     Answer(

@@ -17,7 +17,7 @@ WRONG = [
         "a whole stream, whatever the flag says",
         swap=(
             ("here = {", "from torch.distributed.tensor import Replicate\nhere = {"),
-            ("(stream_layout(args))", "(Replicate())"),
+            ("model_plan(args)", "plan_of(Replicate())"),
         ),
         says="tokens",
     ),
@@ -120,7 +120,7 @@ WRONG = [
     Answer(
         3,
         "the plan of the whole model",
-        ["parallelize_module(layers, mesh, plan_of(stream_layout(args)))", None],
+        ["parallelize_module(layers, mesh, model_plan(args))", None],
         says="names layers that a stage lacks",
     ),
     Answer(
@@ -144,7 +144,7 @@ RIGHT = [
         "without what is missing",
         [
             """
-            plan = plan_of(stream_layout(args))
+            plan = model_plan(args)
             for name in ("token_embedding", "position_embedding", "head"):
                 if getattr(layers, name) is None:
                     plan.pop(name, None)
