@@ -48,7 +48,7 @@ HINTS = {
     "other": "The next means are means of gradients and memories. Which memory, equal on all ranks, keeps that?",
     "orthonormal": "Columns of length 1, at right angles to each other. What becomes of zeros, or of two equal ones?",
     "full": "With as many columns as the matrix has rows, P Pᵀ is the identity. Is Q made from the orthonormal P?",
-    "low": "Follow the four steps in order: what is averaged, when it is orthonormalized, what the next step starts from.",
+    "low": "Follow the four steps: what is averaged, when it is orthonormalized, and what the next step starts from.",
     "zeros": "After a matrix of zeros, Q is zero, and so is P. Which orthonormal columns do zeros get?",
     "vectors": "What is not compressed is averaged, too, and written back into the bucket.",
     "calls": "The P of all matrices of a bucket fit into one message, with everything that is not compressed.",
