@@ -1,5 +1,7 @@
 """The hooks of `--hook`: bfloat16 on gloo, torch's PowerSGD beside the lesson's own, and a script with each of them."""
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -54,8 +56,6 @@ def compared(rank, world, lesson):
 
 
 def on_rank(rank, world, folder):
-    import os
-
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     sys.path.insert(0, str(COURSE / "benchmarks"))
     from reference import functions
@@ -93,10 +93,10 @@ def losses_of(out, *flags):
     command = [sys.executable, "utils/bin/torchrun", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
     command += ["solutions/train/ddp_training.py", "--data", "random", "--max-steps", "6", "--log-every", "1"]
     command += ["--dim", "16", "--heads", "2", "--layers", "1", "--seq-len", "8", "--optimizer", "sgd", "--lr", "0.3"]
-    done = subprocess.run([*command, "--out", str(out), *flags], cwd=COURSE, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "--out", str(out), *flags], cwd=COURSE, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    import json
-
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     return [line["loss"] for line in lines if line["kind"] == "step"]
 

@@ -11,7 +11,7 @@ PLAIN_STEPS = 2
 
 
 def bf16_hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean of a bucket over all ranks, sent in bfloat16: half the bytes. torch's `bf16_compress_hook` does the same,
+    """The mean of a bucket over all ranks, sent in bfloat16: half the bytes. torch's `bf16_compress_hook` does so, too,
     but refuses gloo.
     """
     short = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())

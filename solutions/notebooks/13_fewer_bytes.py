@@ -150,9 +150,9 @@ def relative_error(seen: Tensor, right: Tensor) -> float:
     return ((seen - right).norm() / right.norm()).item()
 
 
-# One number of the block is large, the others are about a thousandth of a step: the mean of many ranks.
-sample = torch.cat([torch.tensor([100.0]), torch.linspace(0.1, 0.2, 31)])
-print("ranks   to the nearest   stochastically   bfloat16      error of the mean of the small numbers")
+# One number of the block is large, and the others are less than half the smallest step: the mean over many ranks.
+sample = torch.cat([torch.tensor([100.0]), torch.linspace(0.0001, 0.0002, 31)])
+print("ranks   to the nearest   stochastically   bfloat16   (error of the mean of the small numbers)")
 for ranks in (1, 16, 256, 4096):
     draw = torch.Generator().manual_seed(0)
     many = sample.repeat(ranks)
@@ -457,10 +457,12 @@ check("13_fewer_bytes/6")
 
 # %% [markdown]
 # PyTorch has this hook, too: `powerSGD_hook` of `torch.distributed.algorithms.ddp_comm_hooks`, with a `PowerSGDState`.
-# Its state belongs to the numbers of buckets, so it first sends 1000 steps plainly (`start_powerSGD_iter`), while DDP
-# builds its buckets. It runs with gloo; `bf16_compress_hook`, which halves the bytes, does not: it accepts only NCCL.
-
-# %% [markdown]
+# Its state belongs to the numbers of buckets, so it first sends 1000 steps plainly (`start_powerSGD_iter`; at least two
+# with error feedback), while DDP builds its buckets. It runs with gloo. `bf16_compress_hook`, which halves the bytes, does
+# not: it accepts only NCCL (torch 2.13). In the script, `train/ddp_training.py --hook powersgd` uses torch's hook, and
+# `--hook bf16` four lines of our own, in `utils/hooks.py`. From the same state, torch's hook and yours give the same
+# gradients.
+#
 # ## DiLoCo: several steps alone
 #
 # The methods so far send something in each step. **Local SGD** sends nothing for $H$ steps, and then averages the

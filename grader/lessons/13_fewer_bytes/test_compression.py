@@ -167,7 +167,7 @@ def test_todo5_low_rank(student):
     m, n = draw.randrange(9, 14), draw.randrange(6, 9)
     shapes = [(m, n), (n, m)]
     draw.shuffle(shapes)
-    todo_cases = [[shapes[0], 2, "float32"], [shapes[1], 3, "float64"], [(m, n), n, "float32"], [(5, 5), 1, "float32"]]
+    todo_cases = [[shapes[0], 2, "float32"], [shapes[1], 3, "float64"], [(m, n), n, "float64"], [(5, 5), 1, "float32"]]
     common, trials = draw.randrange(1 << 30), []
     for world in student.several((3, 2)):
         seeds = student.seeds(world)
@@ -203,12 +203,13 @@ def test_todo5_low_rank(student):
 
 
 def check_low_rank(told, seen, rights, full, rank):
-    # QR rounds in proportion to how dependent its columns are: over 200 draws by 2e-5 at most in float32.
+    # Ranks add up in a different order from one process: over 200 draws that made 2.8e-6 at most in float32, 4e-15 in
+    # float64.
     rel = 1e-8 if rights[0][0].dtype == torch.float64 else 1e-4
     for step, (mean, right) in enumerate(rights):
         what = f"{told}: the result of step {step + 1} on rank {rank}"
         if full:
-            check_tensor(f"{what}, of full rank,", seen[step], mean, 1e-5, rank, than="the mean", hint=HINTS["full"])
+            check_tensor(f"{what}, of full rank,", seen[step], mean, rel, rank, than="the mean", hint=HINTS["full"])
         check_tensor(what, seen[step], right, rel, rank, hint=HINTS["low"])
     check_tensor(f"{told}: the result for zeros on rank {rank}", seen[2], torch.zeros_like(rights[0][0]), rank=rank)
     alive = seen[3].isfinite().all() and seen[3].norm() > 0
@@ -271,7 +272,7 @@ def test_todo6_hook(student):
             for name, start, mine, right in zip(names, first, seen["weights"][step], weights, strict=True):
                 told = f"on {world} ranks, how far {name} has moved after step {step + 1} on rank {rank}"
                 hint = HINTS["hook"] if right.dim() == 2 else HINTS["vectors"]
-                # Compared with one process, whose sums are in a different order: QR makes 1e-5 of that at most.
+                # One process adds up in a different order: over 60 draws, that made 1.4e-5 at most.
                 check_tensor(told, mine - start.detach(), right - start.detach(), 1e-3, rank, hint=hint)
     shapes = [p.shape for p in first]
     thin = [shape for shape in shapes if len(shape) == 2 and r * sum(shape) < shape.numel()]
