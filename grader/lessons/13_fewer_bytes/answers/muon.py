@@ -3,7 +3,6 @@
 from grader.kit import Answer
 
 WRONG = [
-    Answer(8, "the larger product", swap=("tall = g_MN.shape[0] > g_MN.shape[1]", "tall = False")),
     Answer(8, "left transposed", swap=("return x.T if tall else x", "return x"), says="has shape"),
     Answer(8, "no norm", swap=("x = x / x.norm().clamp(min=1e-7)\n", ""), says="newton_schulz"),
     Answer(
@@ -33,7 +32,10 @@ WRONG = [
     Answer(
         8,
         "by size",
-        swap=("loads[owner[number]] += cost(shapes[number])", "loads[owner[number]] += math.prod(shapes[number])"),
+        swap=(
+            ("-cost(shapes[number])", "-math.prod(shapes[number])"),
+            ("loads[owner[number]] += cost(shapes[number])", "loads[owner[number]] += math.prod(shapes[number])"),
+        ),
         says="the largest load",
     ),
     Answer(8, "the cheapest first", swap=("-cost(shapes[number])", "cost(shapes[number])"), says="the largest load"),
