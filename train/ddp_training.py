@@ -43,7 +43,8 @@ from torch.utils.data.distributed import DistributedSampler
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
-from utils.arguments import training_parser
+from utils import hooks
+from utils.arguments import training_parser, whole
 from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
 from utils.device_memory import device_memory
@@ -60,6 +61,9 @@ Loaders = tuple[DataLoader, DataLoader, DataLoader]
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("ddp_training")
     add_compile(parser)
+    add = parser.add_argument
+    add("--hook", choices=hooks.HOOKS, help="send gradients in fewer bytes: in bfloat16, or as matrices of low rank")
+    add("--hook-rank", type=whole(1), default=2, help="rank of the matrices with --hook powersgd")
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
@@ -252,6 +256,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.compile:
         compiled(model)
     model = wrap(model, device)
+    if args.hook and isinstance(model, DistributedDataParallel):
+        hooks.attach(model, args.hook, args.hook_rank)
     optimizer = make_optimizer(model, args)  # after wrap, which may replace the parameters
 
     out = Path(args.out)

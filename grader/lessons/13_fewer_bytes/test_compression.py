@@ -1,0 +1,286 @@
+"""Checks of 13_fewer_bytes, TODOs 4 to 6: compressors with a memory.
+
+| TODO | achievement               | evidence                                                                                  | needs |
+|------|---------------------------|-------------------------------------------------------------------------------------------|-------|
+| 4    | top-k with error feedback | the ranks played through in one process; bytes; all numbers: the plain mean; resumed      |       |
+| 5    | a low-rank mean           | one process with the mean matrix; at full rank the mean itself; after a matrix of zeros   |       |
+| 6    | a hook for DDP            | weights of 4 steps with several buckets, against one process; bytes and calls             | 5     |
+"""  # noqa: E501
+
+import torch
+
+from grader.kit import (
+    PARTED,
+    cases,
+    check_answers,
+    check_calls,
+    check_sent,
+    check_shape,
+    check_tensor,
+    collectives,
+    expect,
+    hinted,
+    todo,
+)
+
+from .common import short_ring
+from .ranks import (
+    columns_on_rank,
+    drawn_matrix,
+    feedback_on_rank,
+    first_q,
+    gradient,
+    hook_batch,
+    hook_model,
+    hook_on_rank,
+    largest_on_rank,
+    low_rank_on_rank,
+    other_world_on_rank,
+)
+
+HINTS = {
+    "message": "What does a rank know of the others' places? Gather places and numbers; each rank puts them together.",
+    "sent": "The second result is about this rank alone: its own numbers at its own places, not divided.",
+    "budget": "A place needs 4 bytes, a number needs 4. Both can be in one tensor: `view` shows float32 as int32.",
+    "memory": "What is in the memory after a step is what was wanted and has not been sent by this rank.",
+    "saved": "The memories differ from rank to rank. Which ranks' memories must be in a checkpoint, in which order?",
+    "resumed": "Before the stop it is right. Which of the saved rows is this rank's own?",
+    "other": "The next means are means of gradients and memories. Which memory, equal on all ranks, keeps that?",
+    "orthonormal": "Columns of length 1, at right angles to each other. What becomes of zeros, or of two equal ones?",
+    "full": "With as many columns as the matrix has rows, P Pᵀ is the identity. Is Q made from the orthonormal P?",
+    "low": "Follow the four steps: what is averaged, when it is orthonormalized, and what the next step starts from.",
+    "zeros": "After a matrix of zeros, Q is zero, and so is P. Which orthonormal columns do zeros get?",
+    "vectors": "What is not compressed is averaged, too, and written back into the bucket.",
+    "calls": "The P of all matrices of a bucket fit into one message, with everything that is not compressed.",
+    "hook": "In one step, what goes into the state? In the next one, which Q and which memory does the hook use?",
+}
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 4: the largest numbers, with a memory
+
+
+def largest(vector, k):
+    kept = torch.zeros_like(vector)
+    places = vector.abs().topk(k).indices
+    kept[places] = vector[places]
+    return kept
+
+
+def fed_back(seeds, length, k, steps):
+    """The means of all steps, and the memories before each."""
+    memories, means, before = [torch.zeros(length) for _ in seeds], [], []
+    for step in range(steps):
+        before.append(torch.stack(memories))
+        wanted = [gradient(seed, step, length) + memory for seed, memory in zip(seeds, memories, strict=True)]
+        sent = [largest(vector, k) for vector in wanted]
+        memories = [vector - its for vector, its in zip(wanted, sent, strict=True)]
+        means.append(torch.stack(sent).mean(dim=0))
+    return means, before
+
+
+@todo(4)
+def test_todo4_feedback(student):
+    draw = student.draw("top-k")
+    world, length, steps, stop = draw.choice((2, 3)), draw.randrange(40, 60), 6, 3
+    k = draw.randrange(5, 9)
+    seeds = student.seeds(world)
+    means, before = fed_back(seeds, length, k, steps)
+    forgetful = [torch.stack([largest(gradient(s, 1, length), k) for s in seeds]).mean(dim=0)]
+    student.premise((means[1] - forgetful[0]).norm() > 0.1 * means[1].norm(), "a compressor without a memory")
+    ks = [k, 1, length]
+    with hinted(PARTED, "mismatch"):
+        run = student.call(largest_on_rank, world=world, mine=seeds, length=length, ks=ks)
+    for number, (count, events) in enumerate(zip(ks, cases(run.events), strict=True)):
+        told = f"mean_of_largest with k = {count} of {length} on {world} ranks"
+        sent = [largest(gradient(seed, 0, length), count) for seed in seeds]
+        for rank, seen in enumerate(run.evidence):
+            pair = isinstance(seen[number], list) and len(seen[number]) == 2
+            expect(pair, f"{told} does not return two tensors", "two tensors", None, rank)
+            mean = torch.stack(sent).mean(dim=0)
+            check_tensor(f"{told}: the mean on rank {rank}", seen[number][0], mean, 1e-6, rank, hint=HINTS["message"])
+            check_tensor(f"{told}: what rank {rank} sent", seen[number][1], sent[rank], 0, rank, hint=HINTS["sent"])
+        budget = 8 * count * (world - 1)
+        check_sent(told, events, budget, budget / 2, "8 bytes for each number are enough", hint=HINTS["budget"])
+        check_calls(f"{told}:", collectives(events), 2, "for one message")
+    told = f"k = {k} of {length} on {world} ranks"
+    run = student.call(feedback_on_rank, world=world, mine=seeds, length=length, k=k, steps=steps, stop=stop)
+    for rank, seen in enumerate(run.evidence):
+        for step, right in enumerate(means):
+            # The memory is a difference of sums: rounding adds up to some 1e-7 of the largest number a step.
+            what = f"{told}: the mean of step {step + 1} on rank {rank}"
+            check_tensor(what, seen["means"][step], right, 1e-5, rank, hint=HINTS["memory"])
+        for step, mean in enumerate(seen["all"]):
+            right = torch.stack([gradient(seed, step, length) for seed in seeds]).mean(dim=0)
+            what = f"k = {length} of {length}: the mean of step {step + 1} on rank {rank}, which is the plain mean,"
+            check_tensor(what, mean, right, 1e-6, rank, hint=HINTS["memory"])
+        check_tensor(
+            f"{told}: what is saved on rank {rank}", seen["saved"], before[stop], 1e-5, rank, hint=HINTS["saved"]
+        )
+        for step, mean in enumerate(seen["later"], start=stop):
+            what = f"{told}, resumed after step {stop}: the mean of step {step + 1} on rank {rank}"
+            check_tensor(what, mean, means[step], 1e-5, rank, hint=HINTS["resumed"])
+    for saved in (world + 1, 1):
+        rows = [[draw.randrange(-90, 90) / 4 for _ in range(5)] for _ in range(saved)]
+        ranks = student.call(other_world_on_rank, world=world, rows=rows).evidence
+        told = f"saved by {saved} and loaded by {world} ranks, the mean of all memories"
+        for rank, seen in enumerate(ranks):
+            check_shape(f"{told[:-15]}: the memory of rank {rank}", seen, (5,), torch.float32, rank)
+        mean = torch.stack(list(ranks)).mean(dim=0)
+        check_tensor(told, mean, torch.tensor(rows).mean(dim=0), 1e-6, hint=HINTS["other"])
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 5: two thin matrices
+
+
+def low_rank(mean, q):
+    p = torch.linalg.qr(mean @ q).Q
+    q = mean.T @ p
+    return p @ q.T, q
+
+
+def low_rank_means(seeds, common, shape, r, dtype):
+    q, found = first_q(common, shape, r, dtype), []
+    for step in range(2):
+        mean = torch.stack([drawn_matrix(seed, step, shape, dtype) for seed in seeds]).mean(dim=0)
+        approximate, q = low_rank(mean, q)
+        found.append((mean, approximate))
+    return found
+
+
+def dependent_columns(draw):
+    column = [draw.gauss(0, 1) for _ in range(7)]
+    other = [draw.gauss(0, 1) for _ in range(7)]
+    return {
+        "independent columns": [list(row) for row in zip(column, other, strict=True)],
+        "twice the same column": [[a, b, a] for a, b in zip(column, other, strict=True)],
+        "a column of zeros": [[0.0, a] for a in column],
+        "zeros": [[0.0, 0.0] for _ in column],
+        "as many columns as rows": [[draw.gauss(0, 1) for _ in range(4)] for _ in range(4)],
+    }
+
+
+@todo(5)
+def test_todo5_low_rank(student):
+    draw = student.draw("shapes")
+    m, n = draw.randrange(9, 14), draw.randrange(6, 9)
+    shapes = [(m, n), (n, m)]
+    draw.shuffle(shapes)
+    todo_cases = [[shapes[0], 2, "float32"], [shapes[1], 3, "float64"], [(m, n), n, "float64"], [(5, 5), 1, "float32"]]
+    common, trials = draw.randrange(1 << 30), []
+    for world in student.several((3, 2)):
+        seeds = student.seeds(world)
+        rights = [low_rank_means(seeds, common, shape, r, getattr(torch, dtype)) for shape, r, dtype in todo_cases]
+        mean, approximate = rights[0][0]
+        student.premise((mean - approximate).norm() > 1e-3 * mean.norm(), "the mean itself at a low rank")
+        fresh = low_rank(rights[0][1][0], first_q(common, shapes[0], 2))[0]
+        student.premise((fresh - rights[0][1][1]).norm() > 1e-3 * fresh.norm(), "the first Q in each step")
+        trials.append((world, seeds, rights))
+    sizes = [(m, n, 2, 3), (4096, 1024, 4, 8), (n, m, 1, 2), (7, 7, 3, 1)]
+    check_answers(student, {("bytes_of_low_rank", s): short_ring(4 * s[2] * (s[0] + s[1]), s[3]) for s in sizes})
+    matrices = dependent_columns(draw)
+    (seen,) = student.call(columns_on_rank, world=1, group=False, matrices=list(matrices.values())).evidence
+    for (name, given), columns in zip(matrices.items(), seen, strict=True):
+        given, told = torch.tensor(given), f"orthonormal of {name}"
+        check_shape(told, columns, given.shape, torch.float32, hint=HINTS["orthonormal"])
+        identity = torch.eye(given.shape[1])
+        check_tensor(f"{told}: QᵀQ", columns.T @ columns, identity, 1e-4, hint=HINTS["orthonormal"])
+        what = f"{told}: the given columns, projected on what yours span,"
+        check_tensor(what, columns @ (columns.T @ given), given, 1e-4, scale=1.0, hint=HINTS["orthonormal"])
+    for world, seeds, rights in trials:
+        run = student.call(low_rank_on_rank, world=world, mine=seeds, start=common, cases=todo_cases)
+        events = cases(run.events)
+        for number, (shape, r, dtype) in enumerate(todo_cases):
+            told = f"a {dtype} matrix of {shape[0]} × {shape[1]}, r = {r}, on {world} ranks"
+            for rank, each in enumerate(run.evidence):
+                check_low_rank(told, each[number], rights[number], r == min(shape), rank)
+            size = getattr(torch, dtype).itemsize
+            budget = short_ring(size * r * sum(shape), world)
+            for step in range(4):
+                why = "P and Q are enough"
+                check_sent(told, events[4 * number + step], budget, 0.9 * budget, why)
+
+
+def check_low_rank(told, seen, rights, full, rank):
+    # Ranks add up in a different order from one process: over 200 draws that made 2.8e-6 at most in float32, 4e-15 in
+    # float64.
+    rel = 1e-8 if rights[0][0].dtype == torch.float64 else 1e-4
+    for step, (mean, right) in enumerate(rights):
+        what = f"{told}: the result of step {step + 1} on rank {rank}"
+        if full:
+            check_tensor(f"{what}, of full rank,", seen[step], mean, rel, rank, than="the mean", hint=HINTS["full"])
+        check_tensor(what, seen[step], right, rel, rank, hint=HINTS["low"])
+    check_tensor(f"{told}: the result for zeros on rank {rank}", seen[2], torch.zeros_like(rights[0][0]), rank=rank)
+    alive = seen[3].isfinite().all() and seen[3].norm() > 0
+    expect(
+        bool(alive),
+        f"{told}: after a step in which the matrix was zero, the result on rank {rank} is zero or not finite",
+        "an approximation of the matrix",
+        "zeros" if not seen[3].any() else "nan or inf",
+        rank,
+        HINTS["zeros"],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# TODO 6: DDP's hook
+
+
+CAP = 1200  # bytes of a bucket: several of them
+
+
+def hooked(seeds, r, steps):
+    """Weights of one process after each step: with a memory and a warm start, without either, and uncompressed."""
+    found = {}
+    for how in ("right", "no memory", "cold", "plain"):
+        model, draw = hook_model(), torch.Generator().manual_seed(0)
+        parameters, memory, q, found[how] = list(model.parameters()), {}, {}, []
+        for number, p in enumerate(parameters):
+            if p.dim() == 2 and r * sum(p.shape) < p.numel():
+                memory[number], q[number] = torch.zeros_like(p), torch.randn(p.shape[1], r, generator=draw)
+        for step in range(steps):
+            x, y = (torch.cat(parts) for parts in zip(*(hook_batch(seed, step) for seed in seeds)))
+            model.zero_grad()
+            (model(x) - y).square().mean().backward()
+            with torch.no_grad():
+                for number, p in enumerate(parameters):
+                    g = p.grad
+                    if number in q and how != "plain":
+                        wanted = g + memory[number] * (how != "no memory")
+                        g, next_q = low_rank(wanted, q[number])
+                        memory[number] = wanted - g
+                        q[number] = q[number] if how == "cold" else next_q
+                    p -= 0.2 * g
+            found[how].append([p.detach().clone() for p in parameters])
+    return found
+
+
+@todo(6, needs=(5,))
+def test_todo6_hook(student):
+    world, r, steps = student.draw("hook").choice((2, 3)), 2, 4
+    seeds = student.seeds(world)
+    rights = hooked(seeds, r, steps)
+    first = list(hook_model().parameters())
+    for how, wrong in (("no memory", "no memory"), ("cold", "the first Q in each step"), ("plain", "no compression")):
+        apart = (rights["right"][-1][0] - rights[how][-1][0]).norm()
+        student.premise(apart > 1e-2 * (rights["right"][-1][0] - first[0]).norm(), wrong)
+    run = student.call(hook_on_rank, world=world, mine=seeds, r=r, steps=steps, cap=CAP)
+    names = [name for name, _ in hook_model().named_parameters()]
+    for rank, seen in enumerate(run.evidence):
+        for step, weights in enumerate(rights["right"]):
+            for name, start, mine, right in zip(names, first, seen["weights"][step], weights, strict=True):
+                told = f"on {world} ranks, how far {name} has moved after step {step + 1} on rank {rank}"
+                hint = HINTS["hook"] if right.dim() == 2 else HINTS["vectors"]
+                # One process adds up in a different order: over 60 draws, that made 1.4e-5 at most.
+                check_tensor(told, mine - start.detach(), right - start.detach(), 1e-3, rank, hint=hint)
+    shapes = [p.shape for p in first]
+    thin = [shape for shape in shapes if len(shape) == 2 and r * sum(shape) < shape.numel()]
+    numbers = sum(r * sum(shape) for shape in thin) + sum(s.numel() for s in shapes if s not in thin)
+    events = cases(run.events)[-1]
+    told, budget = f"in a step on {world} ranks", short_ring(4 * numbers, world)
+    check_sent(told, events, 1.01 * budget, 0.99 * budget, "two thin matrices for each compressed one are enough")
+    buckets = run.evidence[0]["buckets"]
+    expect(1 < buckets < 7, "DDP makes as many buckets as the check expects", "2 to 6", buckets)
+    with hinted(HINTS["calls"]):
+        check_calls(f"{told}, with {buckets} buckets,", collectives(events), 3 * buckets, "")
