@@ -192,7 +192,7 @@ def main() -> None:
     for name, default in (("ranks", 4), ("steps", 100), ("batch", 24), ("length", 32), ("dim", 64), ("layers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--vocab", type=int, default=500, help="words; the others become one")
-    parser.add_argument("--loss", type=float, default=3.6, help="the target")
+    parser.add_argument("--loss", type=float, default=3.7, help="the target")
     parser.add_argument("--compute", type=float, default=0.1, help="seconds that a step computes, for the last column")
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     parser.add_argument("--figure", type=Path, help="draw losses over tokens and over bytes into this file")

@@ -877,6 +877,10 @@ for method, one in runs.items():
     print(f"{method:20} {one.steps:5}" + "".join(f"{seconds(one, link):10.2f} s" for link in links))
 print(f"{'fastest':26}" + "".join(f"{fastest(runs, link)[:11]:>12}" for link in links))
 
+# %%
+bandwidths = [1e6 * 10 ** (exponent / 4) for exponent in range(14)]
+plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run in runs.items()}, bandwidths)
+
 # %% [markdown]
 # What does that mean for a real model? `./workbook plan` predicts the plain run. For GPT-2 large on 64 A100s, four in a
 # node, data parallel alone:
