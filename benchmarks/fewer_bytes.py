@@ -1,4 +1,4 @@
-"""Bytes and losses of the methods of 13_fewer_bytes: bytes measured beside the formula, losses over tokens and bytes.
+"""Bytes and losses of the methods of 13_fewer_bytes: bytes measured and by formula, losses over tokens and bytes.
 
     python benchmarks/fewer_bytes.py --data FOLDER --ranks 8
 
@@ -113,7 +113,7 @@ def train(rank: int, world: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def trainer(method: str, lesson: dict[str, Any], model: TransformerLM, rank: int, world: int) -> Any:
     """A function (x, y, step) that takes a step and returns this rank's loss. AdamW throughout, so that methods differ
-    in what they send alone; Muon has it for what is no hidden matrix.
+    in what they send alone; Muon has it for all but the hidden matrices.
     """
     trained, parameters = model, list(model.parameters())
     numbers = sum(p.numel() for p in parameters)
