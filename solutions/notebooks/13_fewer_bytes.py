@@ -403,7 +403,7 @@ check("13_fewer_bytes/5")
 # | `future = torch.futures.Future()`, `future.set_result(vector)` | a future that is already complete |
 #
 # Two traps. DDP builds its buckets anew after the first step, so state belongs to parameters, not to the numbers of
-# buckets. And nobody else divides by the number of ranks: the hook returns the mean.
+# buckets. And DDP leaves averaging to the hook, which returns the mean, not the sum.
 
 
 # %%
@@ -550,7 +550,7 @@ check("13_fewer_bytes/7")
 # ZeRO's shards do not work here: no part of the result follows from a part of $G$. Moonshot's Muon
 # ([arXiv:2502.16982](https://arxiv.org/abs/2502.16982)) and nanochat give each rank **whole matrices** instead. Each
 # matrix has one owner, which holds its momentum, computes its update, and sends the new weights to all. A step takes as
-# long as the rank with the most work, so matrices must be dealt out by their cost, not by their number.
+# long as the rank with the most work, so matrices must be distributed by their cost, not by their number.
 
 
 # %%
@@ -579,7 +579,7 @@ def newton_schulz(g_MN: Tensor, steps: int = 5) -> Tensor:
 
 def owners(shapes: list[tuple[int, int]], world: int) -> list[int]:
     """The rank that owns each matrix. All ranks call this with the same shapes, and must get the same answer."""
-    # TODO 8, again: deal out the matrices. The largest sum of costs must be at most 1.2 times the mean over the ranks,
+    # TODO 8, again: distribute the matrices. The largest sum of costs must be at most 1.2 times the mean over the ranks,
     # if the matrices allow that.
     ### BEGIN SOLUTION
     loads, owner = [0.0] * world, [0] * len(shapes)
@@ -798,7 +798,7 @@ plots.losses(curves, sent, tokens=12 * 16)
 #
 # ## When to use which
 #
-# Fewer bytes are worth nothing if nobody waits for them. DDP hides most of its messages behind the backward pass, and
+# Fewer bytes are worth nothing if no rank waits for them. DDP hides most of its messages behind the backward pass, and
 # compression costs computing time, and often steps. So compare **seconds until the loss is reached**, for the link that
 # you have: steps times the seconds of a step, which computes, then waits $\text{latency}$ for each message in turn, and
 # $\text{bytes} / \text{bandwidth}$.
@@ -877,6 +877,10 @@ for method, one in runs.items():
     print(f"{method:20} {one.steps:5}" + "".join(f"{seconds(one, link):10.2f} s" for link in links))
 print(f"{'fastest':26}" + "".join(f"{fastest(runs, link)[:11]:>12}" for link in links))
 
+# %%
+bandwidths = [1e6 * 10 ** (exponent / 4) for exponent in range(14)]
+plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run in runs.items()}, bandwidths)
+
 # %% [markdown]
 # What does that mean for a real model? `./workbook plan` predicts the plain run. For GPT-2 large on 64 A100s, four in a
 # node, data parallel alone:
@@ -885,8 +889,8 @@ print(f"{'fastest':26}" + "".join(f"{fastest(runs, link)[:11]:>12}" for link in 
 # ./workbook plan --model gpt2-large --gpus 64 --batch 512 --machine jureca --check dp=64
 # ```
 #
-# A step takes 0.50 s, of which 0.18 s (35 %) are spent waiting for gradients. With 10 Gbit/s for each node instead (a
-# copy of `utils/machines/jureca.toml` with 0.3 GB/s and 50 µs for each GPU) it takes 8.1 s, of which 96 % is waiting:
+# A step takes 0.50 s, and 0.18 s (35 %) are spent waiting for gradients. With 10 Gbit/s for each node instead (a
+# copy of `utils/machines/jureca.toml` with 0.3 GB/s and 50 µs for each GPU) it takes 8.1 s, and 96 % is waiting:
 # there, even a method that needs twice as many steps wins if it sends a tenth of the bytes.
 #
 # | link of a GPU | then |

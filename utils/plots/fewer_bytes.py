@@ -1,4 +1,4 @@
-"""What 13_fewer_bytes draws: losses over the tokens that were read, and over the bytes that a rank has sent."""
+"""What 13_fewer_bytes draws: losses over tokens and over the bytes that a rank has sent; seconds over bandwidths."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,6 +32,23 @@ def losses(curves: dict[str, Sequence[float]], sent: dict[str, float], tokens: i
         over_tokens.set(xlabel="tokens", ylabel=f"loss, mean of {SMOOTHED} steps")
         over_bytes.set(xlabel="bytes that a rank has sent", xscale="log")
         over_tokens.legend()
+        return figure
+
+    return Picture(draw)
+
+
+def seconds(found: dict[str, Sequence[float]], bandwidths: Sequence[float]) -> Picture:
+    """Seconds until the loss is reached, of each method, over the bandwidth of a rank in bytes per second."""
+
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for (method, mine), colour in zip(found.items(), COLOURS, strict=False):
+            axes.plot([8e-6 * bandwidth for bandwidth in bandwidths], mine, color=colour, label=method)
+        axes.set(xlabel="Mbit/s of a rank", ylabel="seconds until the loss is reached", xscale="log", yscale="log")
+        axes.legend()
         return figure
 
     return Picture(draw)

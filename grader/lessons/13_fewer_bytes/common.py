@@ -4,7 +4,7 @@ import math
 
 import torch
 
-# E4M3: code -> number. The sign is the highest bit; code 127 is no number.
+# E4M3: code -> number. The sign is the highest bit; code 127 means nan.
 E4M3 = torch.tensor(
     [math.ldexp(code & 7, -9) if code < 8 else math.ldexp(8 + (code & 7), (code >> 3) - 10) for code in range(127)],
     dtype=torch.float64,

@@ -238,7 +238,7 @@ def test_todo3_all_reduce(student):
             expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
             expect(
                 not torch.equal(seen[-1], rights[-1]),
-                f"{told}: the numbers are those of rounding to the nearest: `draw` is not used",
+                f"{told}: the numbers are rounded to the nearest: `draw` is not used",
                 "others",
                 "the same",
                 rank,

@@ -3,7 +3,7 @@
 | TODO | achievement                | evidence                                                                               | needs |
 |------|----------------------------|----------------------------------------------------------------------------------------|-------|
 | 8    | Newton–Schulz, and owners  | float64; wide, tall, zeros; the largest load of drawn models                           |       |
-| 9    | sharded Muon               | who gets which mean; weights of three steps beside one process; bytes                  | 8     |
+| 9    | sharded Muon               | which rank gets which mean; weights of three steps against one process; bytes          | 8     |
 """  # noqa: E501
 
 import math
@@ -207,12 +207,17 @@ def test_todo9_sharded(student):
             )
         check_sent("reduce_to_owners", reduced, math.inf, 0.99 * (total - own), ranks=[rank])
     for (world, seeds), right in zip(trials, rights, strict=True):
-        run = student.call(muon_on_rank, world=world, mine=seeds, shapes=SHAPES, steps=3)
-        held = sorted(number for seen in run.evidence for number in seen["averages"])
-        told = f"on {world} ranks, a matrix has two owners, or none"
-        expect(held == list(range(len(SHAPES))), told, list(range(len(SHAPES))), held)
-        for rank, seen in enumerate(run.evidence):
-            for number, (mine, due) in enumerate(zip(seen["weights"], right, strict=True)):
-                what = f"after three steps on {world} ranks, matrix {number} of rank {rank}"
-                # The gradients' sums are exact, so ranks round where one process does, but for the products.
-                check_tensor(what, mine, due, 1e-6, rank, than="what one process has", hint=HINTS["step"])
+        check_steps(student, world, seeds, right)
+
+
+def check_steps(student, world, seeds, right):
+    """Three steps of ShardedMuon: each matrix has one owner, and the weights are one process's."""
+    run = student.call(muon_on_rank, world=world, mine=seeds, shapes=SHAPES, steps=3)
+    held = sorted(number for seen in run.evidence for number in seen["averages"])
+    told = f"on {world} ranks, a matrix has two owners, or none"
+    expect(held == list(range(len(SHAPES))), told, list(range(len(SHAPES))), held)
+    for rank, seen in enumerate(run.evidence):
+        for number, (mine, due) in enumerate(zip(seen["weights"], right, strict=True)):
+            what = f"after three steps on {world} ranks, matrix {number} of rank {rank}"
+            # The gradients' sums are exact, so ranks round where one process does, but for the products.
+            check_tensor(what, mine, due, 1e-6, rank, than="what one process has", hint=HINTS["step"])

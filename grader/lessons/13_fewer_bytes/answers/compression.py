@@ -176,7 +176,7 @@ WRONG = [
         6,
         "vectors are sums",
         swap=("    g.copy_(mean)", "    g.copy_(mean * dist.get_world_size())"),
-        says="times what it should be",
+        says="has moved after step 1",
     ),
     Answer(
         6,

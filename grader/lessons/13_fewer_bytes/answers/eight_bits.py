@@ -121,7 +121,7 @@ WRONG = [
         ["total = numbers.clone()\ndist.all_reduce(total)\nreturn total / dist.get_world_size()", None],
         says="is not what it should be",
     ),
-    Answer(3, "the sum", swap=(".sum(dim=0) / world", ".sum(dim=0)"), says="times what it should be"),
+    Answer(3, "the sum", swap=(".sum(dim=0) / world", ".sum(dim=0)"), says="what it should be"),
     Answer(
         3,
         "its own part as it was",
