@@ -30,8 +30,8 @@ of them divide a block's experts: in each layer, rows of the stream travel to th
 It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training, tp_training, context_training and expert_training:
 it starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is
 in utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
-axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 also for --cp,
-12 and 13 for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
+axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 saves memory,
+and 11 to 13 make it right for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
 `./workbook check hybrid_training` says how far you have got.
 
 Experts are dropless, and a bias alone balances their load: a balancing loss, or a capacity, would depend on how the batch
@@ -136,7 +136,7 @@ class Meshes(NamedTuple):
     """The same ranks in three grids. pp, dp and tp are the same axes in all of them."""
 
     work: DeviceMesh  # pp, dp, shard, cp, tp: who computes what
-    states: DeviceMesh  # pp, dp, shard, tp: who holds which part of weights, gradients and the optimizer's state
+    states: DeviceMesh  # pp, dp, shard, tp: who holds what of the weights, gradients and the optimizer's state
     experts: DeviceMesh  # pp, dp, shard, ep, tp: the same for experts
 
 
@@ -148,11 +148,12 @@ def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
     # different samples, so the axis "shard" of these two grids has shard times cp ranks, or what ep leaves of them. The
     # ranks of ep, args.ep, have different experts of the same block, and rows travel among them in every layer: they are
     # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp. As given, ranks of cp keep
-    # copies of all states, which nothing keeps equal, and every rank has all experts.
-    names = mesh.mesh_dim_names
-    states = mesh[tuple(name for name in names if name != "cp")]
-    ranks = mesh.mesh.permute([names.index(name) for name in ("pp", "dp", "shard", "cp", "tp")])
-    alone = ranks.flatten(2, 3).unsqueeze(3)  # until then, every rank is alone on ep
+    # copies of all states, as ranks of dp do: the losses are right, and --cp saves no such memory. And every rank has all
+    # experts.
+    ranks = mesh.mesh.permute([mesh.mesh_dim_names.index(name) for name in ("pp", "dp", "cp", "shard", "tp")])
+    copies = ranks.flatten(1, 2)
+    states = DeviceMesh(mesh.device_type, copies, mesh_dim_names=("pp", "dp", "shard", "tp"))
+    alone = copies.unsqueeze(3)  # until then, every rank is alone on ep
     experts = DeviceMesh(mesh.device_type, alone, mesh_dim_names=("pp", "dp", "shard", "ep", "tp"))
     return Meshes(mesh, states, experts)
 
@@ -216,7 +217,7 @@ def parallelize(
     work, states, experts = meshes
     stages = cut(model, work["pp"], device, args)
     # DTensor compares the layouts along all axes at once, so each axis makes the first step slower, even one of size 1.
-    data = ("dp", "shard") if work["dp"].size() > 1 else ("shard",)
+    data = ("dp", "shard") if states["dp"].size() > 1 else ("shard",)
     for stage in stages:
         divide_tokens(stage.submod, work["cp"], device, args)
         if work["tp"].size() > 1:

@@ -1,4 +1,4 @@
-"""Compares a plan's predictions for a run over four axes with one measured step: `--compare`.
+"""Compares a plan's predictions for a run over five axes with one measured step: `--compare`.
 
 One step is timed. The next is measured on every rank: the bytes of its tensors, the messages that it sends on each
 axis, and how long its stages work. Then rank 0 prints a table, and saves it in the run's folder for the report.
