@@ -35,8 +35,8 @@ def losses(out):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_without_a_compiler_one_line(script, tmp_path):
-    done = run(script, tmp_path / "out", "--compile", CXX="no-such-compiler")
-    line = "error: --compile needs a compiler, and there is no no-such-compiler here: install it, or leave --compile out"
+    done = run(script, tmp_path / "out", "--compile", CXX="none-here")
+    line = "error: --compile needs a compiler, and there is no none-here here: install it, or leave --compile out"
     said = [words for words in done.stderr.splitlines() if words.startswith("error:")]
     assert set(said) == {line}, done.stderr  # on a busy machine, rank 1 may say it as well
     if script == "single_gpu_training":  # else torchrun adds its own words, and ends with a code of its own
