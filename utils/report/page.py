@@ -111,7 +111,7 @@ def write_run(run: Run) -> Path:
 
 
 # What the link to usage/trace.json.gz says.
-ALL_RANKS = "the trace of all ranks, three steps: save it, and open it at https://ui.perfetto.dev"
+ALL_RANKS = "the trace of all ranks, three steps: save it, and open it at ui.perfetto.dev"
 
 
 def unmeasured(run: Run) -> str:

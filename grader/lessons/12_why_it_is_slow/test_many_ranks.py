@@ -149,7 +149,8 @@ def check_dealt_once(told, lengths, parts):
 def documents(student, draw, world):
     """The lengths of the documents of several steps."""
     steps = [[draw.randrange(1, 60) for _ in range(draw.randrange(2 * world, 4 * world))] for _ in range(3)]
-    ordered = sorted(steps[0])
+    # Sorted, and the three longest are far longer: the last of equal pieces has them all.
+    ordered = sorted([draw.randrange(1, 6) for _ in range(3 * world - 3)] + [draw.randrange(30, 60) for _ in range(3)])
     # Long and short ones in turn: every world-th one, unsorted, is long.
     in_turn = [20 + draw.randrange(9) if i % world == 0 else draw.randrange(1, 4) for i in range(3 * world)]
     as_read = [range(len(in_turn))[rank::world] for rank in range(world)]
