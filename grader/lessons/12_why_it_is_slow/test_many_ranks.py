@@ -142,7 +142,7 @@ def test_todo08_accuracy(student):
 def check_dealt_once(told, lengths, parts):
     seen = sorted(number for part in parts for number in part)
     lacking = sorted({*range(len(lengths))} - {*seen})
-    expect(not lacking, f"{told}: documents {lacking[:6]} are no rank's: the step lacks them", "each", seen)
+    expect(not lacking, f"{told}: no rank computes documents {lacking[:6]}, so the step lacks them", "each", seen)
     expect(seen == [*range(len(lengths))], f"{told}: a document is computed twice, or there is none", "each once", seen)
 
 
