@@ -12,7 +12,7 @@ from grader.engine.lesson.lessons import COURSE
 pytestmark = pytest.mark.skipif(not (COURSE / ".git").exists(), reason="no checkout: nobody says which files are ours")
 
 SCREEN, MOST = 60, 100  # lines of a function
-ALLOWED = 15  # functions longer than a screen: recipes, and commands with many options
+ALLOWED = 16  # functions longer than a screen: recipes, and commands with many options
 LONE_BRACKET = re.compile(r"^ *[])}]+[,:]? +# (?!fmt|noqa|type)", re.MULTILINE)  # where a formatter leaves a comment
 
 

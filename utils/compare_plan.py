@@ -25,10 +25,8 @@ from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
 from utils.atomic_write import write_whole
 
-SENDERS = {
-    "send": ("pp", "cp"),
-    "alltoall": ("ep", "cp"),
-}  # the axes whose messages these are, where they share a group
+# The axes whose messages these are, where they share a group.
+SENDERS = {"send": ("pp", "cp"), "alltoall": ("ep", "cp")}
 WATCHED = 2  # steps before the measured one: in the first, stages agree on shapes, and state is created
 
 
