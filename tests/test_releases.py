@@ -1,6 +1,7 @@
 """What an older torch lacks is refused by itself, in one line that names the release which has it."""
 
 import sys
+import sysconfig
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -85,6 +86,11 @@ def test_the_command_for_missing_packages_keeps_the_sites_torch(monkeypatch):
     monkeypatch.setattr(missing_packages.site, "ENABLE_USER_SITE", False)  # PYTHONNOUSERSITE, as in many a module
     line = missing_packages.problem(needed)
     assert "-m venv --system-site-packages" in line and "export WORKBOOK_PYTHON=" in line and "\n" not in line
+    monkeypatch.setattr(sys, "prefix", f"{sys.base_prefix}-site")  # an environment: what is made from it must see it
+    seen = f"echo {sysconfig.get_path('purelib')} > {missing_packages.COURSE}/.venv-site/"
+    assert seen in missing_packages.problem(needed)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert "echo " not in missing_packages.problem(needed)
 
 
 def test_what_gloo_prints_is_not_the_students(tmp_path):

@@ -225,7 +225,7 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
 def check_chunks(own: nn.Module) -> None:
     """Stop with one line, on all ranks, if torch does not know which rows of a table they hold. Every rank calls it.
 
-    Tensor parallelism cuts a table, and fully_shard cuts the parts again. For some uneven sizes torch (2.13) computes
+    Tensor parallelism cuts a table, and fully_shard cuts the parts again. For some uneven sizes torch (2.15) computes
     wrong offsets: "currently, we cannot handle strided sharding if the dp dimension is not even"
     (torch/distributed/_state_dict_utils.py). Then first weights cannot be distributed, and dcp.save fails hours later.
     And before 2.10, where such parts are uneven, `full_tensor` returns other numbers, without a word.

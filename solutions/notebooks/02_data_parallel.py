@@ -162,7 +162,7 @@ print(f"rank 0 made {sum(call.rank == 0 for call in run.collectives)} calls")
 #   must make the call as well; what does it contribute? And like all ranks, it takes the average.
 #
 # The usual way is to add up and to divide by the number of ranks. `ReduceOp.AVG` does both in one
-# call. NCCL has long had it, and gloo averages correctly with torch 2.13; older releases refuse it
+# call. NCCL has long had it, and gloo averages correctly with torch 2.13 and 2.15; older releases refuse it
 # on gloo, and some silently return the sum (pytorch issue 162338). So code that must run anywhere
 # adds up and then divides. Dividing first is equally correct: it protects float16 from overflow,
 # but small numbers may vanish.

@@ -104,7 +104,7 @@ for rank in range(2):
 # in a ring buffer, with their stacks (`TORCH_FR_BUFFER_SIZE` is its length, 2000 by default; 0 switches it off). After
 # a crash, `torchfrtrace` compares the dumps of all ranks. NCCL dumps automatically after a timeout
 # (`TORCH_NCCL_DUMP_ON_TIMEOUT`, into files named by `TORCH_FR_DUMP_TEMP_FILE`); with gloo you call `_dump_fr_trace`,
-# as `setup_1` does. More differs with gloo (torch 2.13). `isend` and `irecv` are not recorded, and a reduce-scatter
+# as `setup_1` does. More differs with gloo (torch 2.13 and 2.15). `isend` and `irecv` are not recorded, and a reduce-scatter
 # appears as an all-reduce. Every entry stays `scheduled`, so the states say nothing. The group's name is empty, which
 # stops the analyser; with a name filled in, it works:
 

@@ -38,9 +38,9 @@ have the same layers and divide the batch. Shapes: B sequences in a batch, b in 
                                        passes a list, with a place for each object
 
 Why not wrap a stage in DDP? It counts one backward pass for each forward pass, and a pipeline makes several forward
-passes first. With GPipe, in torch 2.13, the second step ends in "INTERNAL ASSERT FAILED … rebuilt_param_indices_"; with
-static_graph=True it runs, and the last stage's gradients are wrong by half. So gradients are summed by hand, once per
-step (TODO 6); fully_shard, from the previous lesson, would also work.
+passes first. With GPipe, in torch 2.13 and 2.15, the second step ends in "INTERNAL ASSERT FAILED" (it has counted
+parameters twice); with static_graph=True it runs, and the last stage's gradients are never averaged. So gradients are
+summed by hand, once per step (TODO 6); fully_shard, from the previous lesson, would also work.
 
 In five lines:
 - Cut by cost: all ranks wait for the slowest stage, and the last one has the head.

@@ -47,9 +47,12 @@ def command(packages: list[str]) -> str:
         return shlex.join([sys.executable, "-m", "pip", "install", "--user", *packages])
     beside = str(COURSE / ".venv-site")
     python = f"{beside}/bin/python"
-    made = shlex.join([sys.executable, "-m", "venv", "--system-site-packages", beside])
-    filled = shlex.join([python, "-m", "pip", "install", *packages])
-    return f"{made} && {filled} && export WORKBOOK_PYTHON={shlex.quote(python)}"
+    steps = [shlex.join([sys.executable, "-m", "venv", "--system-site-packages", beside])]
+    if sys.prefix != sys.base_prefix:  # made from an environment, it would see the Python below that, and not it
+        folder = sysconfig.get_path("purelib", "venv", {"base": beside})
+        steps.append(f"echo {shlex.quote(sysconfig.get_path('purelib'))} > {shlex.quote(f'{folder}/site.pth')}")
+    steps.append(shlex.join([python, "-m", "pip", "install", *packages]))
+    return " && ".join([*steps, f"export WORKBOOK_PYTHON={shlex.quote(python)}"])
 
 
 def externally_managed() -> bool:
