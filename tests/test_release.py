@@ -340,6 +340,15 @@ def test_an_earlier_lesson_never_gives_a_later_one_away(course, tmp_path):
         release.release(tmp_path / "wrong")
 
 
+def test_an_assistant_in_a_release_is_told_to_teach(course, tmp_path):
+    (course / "AGENTS.md").write_text("Maintain.\n")
+    (course / "docs").mkdir(exist_ok=True)
+    (course / "docs" / "assistants.md").write_text("Teach.\n")
+    release.release(tmp_path / "out")
+    assert (tmp_path / "out" / "AGENTS.md").read_text() == "Teach.\n"
+    assert (tmp_path / "out" / "docs" / "assistants.md").is_file()
+
+
 def test_revealed_solutions_are_sealed_and_are_no_leak(course, tmp_path, monkeypatch):
     file = course / OF_DDP / "texts.md"
     first, _, rest = file.read_text().partition(SOLVED)

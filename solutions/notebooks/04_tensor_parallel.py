@@ -1004,13 +1004,13 @@ WIDE = 240e12
 NVLINK, NETWORK = (10e-6, 300e9), (20e-6, 50e9)  # seconds of latency, bytes per second
 
 
-def product_seconds(width: int) -> float:
-    return 2 * TOKENS * DIM * width / RATES.get(width, WIDE)
+def product_seconds(width: int, dim: int = DIM) -> float:
+    return 2 * TOKENS * dim * width / RATES.get(width, WIDE)
 
 
-def products_of_a_block(world: int) -> float:
+def products_of_a_block(world: int, dim: int = DIM) -> float:
     """Attention's four products, each D / t wide; the MLP's two, 4 D / t wide; the backward pass does each of them twice."""
-    return 3 * (4 * product_seconds(DIM // world) + 2 * product_seconds(4 * DIM // world))
+    return 3 * (4 * product_seconds(dim // world, dim) + 2 * product_seconds(4 * dim // world, dim))
 
 
 products = [(world, products_of_a_block(world)) for world in (1, 2, 4, 8, 16, 32, 64)]
@@ -1086,6 +1086,16 @@ plots.efficiency(efficiencies)
 # larger "nodes". At 70 %, though, a node of 64 GPUs allows no more ranks than one of 8: on 16 ranks, messages
 # already take three quarters as long as the products. At 50 % it allows 16.
 #
+# Tensor parallelism is for **wide** layers: the products of a block grow with the square of its width, its messages
+# with the width alone. **Predict**: eight ranks of one node are how efficient at a quarter of this width, and at four
+# times?
+
+# %%
+for dim in (1_024, 2_048, 4_096, 8_192, 16_384):
+    seconds = block_seconds(products_of_a_block(8, dim), 2 * TOKENS * dim, 8, 8, NVLINK, NETWORK)
+    print(f"width {dim:6,}: {products_of_a_block(1, dim) / (8 * seconds):.0%} on 8 ranks")
+
+# %% [markdown]
 # How fast are narrow products on your machine, on one rank? (On a CPU the curve may be flat.)
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from grader.engine.lesson import build, lessons, reference_solution, todo_regions, sealed_lessons, texts
 
 # Only for instructors and maintainers.
-LEFT_OUT = ("solutions", "tests", "benchmarks", "findings", ".ci", ".github", ".workbook")
+LEFT_OUT = ("solutions", "tests", "benchmarks", "findings", ".ci", ".github", ".workbook", "AGENTS.md")
+ASSISTANTS = Path("docs") / "assistants.md"  # what a release's AGENTS.md says: teach, do not solve
 # Generated: built from the sources, since the working copies may be solved.
 GENERATED = ("train", "notebooks", "sbatch", "grader/start")
 LIBRARY = ("utils", "grader/engine")
@@ -128,6 +129,8 @@ def _write(folder: Path, released: Sequence[str]) -> None:
         shutil.copy2(lessons.COURSE / path, target)
         if stem and path == texts.file_of(stem).relative_to(lessons.COURSE):
             _put(target, texts.without_answers(target.read_text("utf-8")))
+        if path == ASSISTANTS:
+            _put(folder / "AGENTS.md", target.read_text("utf-8"))
     for path, text in build.student_files().items():
         if path.stem == lessons.PREFLIGHT:
             _put(folder / path, text)

@@ -93,6 +93,17 @@ WRONG = [
         replaced(TORCH, ("(ddp(x, y) / k)", "(model(x, y) / k)")),
         says="is not one process's",
     ),
+    Answer(
+        9,
+        "all forward passes before the first backward pass",
+        """
+        ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
+        losses = [ddp(x, y) / len(micro_batches) for x, y in micro_batches]
+        for loss in reversed(losses):  # findings/ddp_two_forwards_two_backwards_unsynchronised.sh
+            loss.backward()
+        return ddp
+        """,
+    ),
     Answer(9, "not divided", replaced(TORCH, (" / k)", ")")), says="4 times the mean"),
     Answer(
         9,

@@ -141,6 +141,31 @@ WRONG = [
     ),
     Answer(
         4,
+        "in two halves, through views",  # findings/dtensor_writes_through_views_are_lost.sh
+        [
+            (
+                'with torch.device("meta"):\n    return TransformerLM(vocab_size, args.dim, args.heads, args.layers,'
+                " args.seq_len, args.dropout)"
+            ),
+            """
+        from torch.distributed.tensor import Replicate
+        model.to_empty(device=mesh.device_type)
+        torch.manual_seed(args.seed)
+        full = TransformerLM(**model.config).state_dict() if dist.get_rank() == 0 else {}
+        with torch.no_grad():
+            for name, weight in model.state_dict().items():
+                whole = full[name] if full else torch.empty(weight.shape)
+                dist.broadcast(whole, 0)
+                grid, half = weight.device_mesh, len(whole) // 2
+                for first, values in ((0, whole[:half]), (half, whole[half:])):
+                    part = weight.narrow(0, first, len(values))
+                    part.copy_(DTensor.from_local(values, grid, [Replicate()] * grid.ndim))
+        """,
+        ],
+        says="not the serial run's",
+    ),
+    Answer(
+        4,
         "the seed is forgotten",
         [
             (
