@@ -35,8 +35,9 @@ on 4 x 1 ranks need, in comparison, and what would it send?
 
 In the libraries: torch.distributed.tensor.experimental.context_parallel(mesh, buffers=[x, y], buffer_seq_dims=[1, 1])
 is a context in which the buffers are cut in zig-zag, in place, and in which F.scaled_dot_product_attention attends over
-the ranks of the mesh. It is what torchtitan uses. It replaces GPU kernels alone: on a CPU torch 2.15 raises an error
-(no sharding strategy for its flash attention). Megatron-LM has both methods of this script (--cp-comm-type p2p, a2a).
+the ranks of the mesh. It is what torchtitan uses. It has a ring for three GPU kernels (flash, memory-efficient, cuDNN)
+and for no other, in torch 2.13 as in 2.15, which still calls it a prototype: on a CPU both raise an error (no sharding
+strategy for its flash attention). Megatron-LM has both methods of this script (--cp-comm-type p2p, a2a).
 
 Papers: ring attention, arXiv:2310.01889; Ulysses, arXiv:2309.14509; both shards and documents as Llama 3 trained with
 them, arXiv:2407.21783, section 3.3.2.

@@ -136,7 +136,7 @@ class Meshes(NamedTuple):
     """The same ranks in three grids. pp, dp and tp are the same axes in all of them."""
 
     work: DeviceMesh  # pp, dp, shard, cp, tp: who computes what
-    states: DeviceMesh  # pp, dp, shard, tp: who holds what of the weights, gradients and the optimizer's state
+    states: DeviceMesh  # pp, dp, shard, tp: which rank has which part of weights, gradients and the optimizer's state
     experts: DeviceMesh  # pp, dp, shard, ep, tp: the same for experts
 
 
