@@ -1,11 +1,11 @@
-"""What a step of context_training and of expert_training sends, beside the planner's formula; and what a rank holds.
+"""What a step of context_training and of expert_training sends, the planner's formula for it, and what a rank holds.
 
     python benchmarks/axes.py
     python benchmarks/axes.py --memory    # of context_training alone: a length that one device cannot hold
 
 Two runs that differ in two steps alone differ by the bytes of these, in which the checks' recorder counts every message
 (collectives as rings send them). Float32, gloo. The formula is `utils/costs/messages.py`; what it leaves out is counts
-of targets and of tokens, and norms. "Numbers held" are those of a rank's weights, which its optimizer's state follows.
+of targets and of tokens, and norms. "Numbers held" are a rank's weights; its optimizer's state grows with them.
 
 With --memory, one sequence of 1,024 tokens is a batch, on 1, 2 and 4 ranks: the most bytes of tensors that a rank holds
 at once, then the same runs with a --device-memory between the first two numbers.

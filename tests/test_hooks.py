@@ -1,4 +1,4 @@
-"""The hooks of `--hook`: bfloat16 on gloo, torch's PowerSGD beside the lesson's own, and a script with each of them."""
+"""The hooks of `--hook`: bfloat16 on gloo, torch's PowerSGD and the lesson's own, and a script with each of them."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def on_rank(rank, world, folder):
 @pytest.fixture(scope="module")
 def seen():
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(on_rank, (2, folder), nprocs=2, start_method="fork")
+        mp.start_processes(on_rank, (2, folder), nprocs=2, start_method="spawn")
         return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
 
 

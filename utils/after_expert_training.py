@@ -81,7 +81,7 @@ class Mixture(nn.Module):
 
 
 def make_mixtures(n_experts: int, top_k: int, **plain: Any) -> TransformerLM:
-    """The model with all experts; its first weights are those of expert_training, from torch's seed alone."""
+    """The model with all experts, and with expert_training's first weights, which follow from torch's seed alone."""
     model = TransformerLM(**plain)
     model.config = plain | {"n_experts": n_experts, "top_k": top_k}
     for block in model.blocks:

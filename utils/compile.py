@@ -33,7 +33,7 @@ def check_compiler() -> None:
 
 def compiled(module: Model) -> Model:
     """The module, with its forward pass compiled at the first call, and again for other shapes. Its weights keep their
-    names; and its own hooks, such as those of DDP, FSDP and --record, stay outside what is compiled.
+    names; and the module's hooks (of DDP, FSDP and --record) stay outside what is compiled.
     """
     module.forward = torch.compile(module.forward)
     return module

@@ -738,7 +738,8 @@ check("12_why_it_is_slow/10")
 #   and the call waits. In a trace: `Memcpy HtoD (Pageable -> Device)`.
 # - **An axis of the mesh across the slow link.** Tensor parallelism sends in every layer, so its ranks belong on one
 #   node (`09_mesh` 1 counts the bytes).
-#
+
+# %% [markdown]
 # # Recap
 #
 # - First ask which part of a step, on which rank: the report. Then which operation, how often: the trace. Then count.

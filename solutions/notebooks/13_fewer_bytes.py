@@ -462,7 +462,8 @@ check("13_fewer_bytes/6")
 # not: it accepts only NCCL (torch 2.13). In the script, `train/ddp_training.py --hook powersgd` uses torch's hook, and
 # `--hook bf16` four lines of our own, in `utils/hooks.py`. From the same state, torch's hook and yours give the same
 # gradients.
-#
+
+# %% [markdown]
 # ## DiLoCo: several steps alone
 #
 # The methods so far send something in each step. **Local SGD** sends nothing for $H$ steps, and then averages the
@@ -795,7 +796,8 @@ plots.losses(curves, sent, tokens=12 * 16)
 # Over tokens, all methods that forget nothing stay near the plain run; without its memory, top-k lags behind. Over
 # bytes, the order is a different one. (Muon has a different optimizer, not fewer bytes: it is here since an optimizer
 # that needs fewer steps also sends less.)
-#
+
+# %% [markdown]
 # ## When to use which
 #
 # Fewer bytes are worth nothing if no rank waits for them. DDP hides most of its messages behind the backward pass, and
@@ -902,7 +904,8 @@ plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run 
 #
 # **Try it.** Which part of your table changes if a step computes for 50 ms, or if a message takes 30 ms, as between two
 # continents? First predict, then change the numbers above.
-#
+
+# %% [markdown]
 # ## Recap
 #
 # 1. Block-scaled 8-bit numbers are a quarter of the bytes. Add them up in float32, and round each number as seldom as
