@@ -38,6 +38,22 @@ def test_not_kept(value, wanted):
     assert not keeps(value, wanted)
 
 
+def test_a_call_that_torch_will_remove_is_told_with_its_line(runner):
+    """As torch warns: FutureWarning, of the module that makes the call."""
+    others = set(lessons.titles("00_one_device")) - {6}
+
+    def judged(*lines):
+        answer = Answer(
+            6, "a way of mine", [None, "\n".join([*lines, "return math.ceil(16 * parameters / memory)"]), None]
+        )
+        return judge_of(runner, "00_one_device", answered("00_one_device", answer), others).verdict(6)
+
+    told = judged("import warnings", "warnings.warn('`gather` is deprecated, use `join`', FutureWarning)")
+    assert told.passed and "a later release will refuse a call, at fewest_devices (TODO 6)" in told.message, told
+    assert "`gather` is deprecated, use `join`" in told.message
+    assert judged().passed and not judged().message
+
+
 @pytest.mark.parametrize(
     ("lesson", "number", "body", "words"),
     [

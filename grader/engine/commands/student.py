@@ -116,8 +116,8 @@ def check(
         say_reference(found[0].lesson, found[0].todo)
     unread = sum(verdict.cause == "no_python" for verdict in found)
     say(f"\n{passed} of {len(found)} right" + (f", {unread} not judged" if unread else ""))
-    for stem, message in dict.fromkeys((v.lesson, v.message) for v in found if v.passed and v.message):
-        say(escape(f"Right, but {message}. `./workbook diff {stem}` shows them: was this intended?"))
+    for message in dict.fromkeys(verdict.message for verdict in found if verdict.passed and verdict.message):
+        say(escape(f"Right, but {message}"))
     unjudged = any(verdict.cause == "not_judged" for verdict in found)
     raise typer.Exit(3 if unjudged else passed < len(found))
 

@@ -25,6 +25,8 @@ JSON lines on the socket that each rank has to the judge:
                                      a student's function changed one of its arguments
     {"e": "overwritten", "name": "gathered"}
                                      and this to what it had returned before
+    {"e": "deprecated", "text": "`torch.x` is deprecated."}
+                                     a line of the student's calls what a package is going to remove
     {"e": "boundary"}                the rank returned from the first of two calls, and waits until all ranks have
     {"e": "opened", …} {"e": "read", …}
                                      a file, and how many bytes; see `reads.py`

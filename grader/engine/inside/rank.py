@@ -59,6 +59,7 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     with end.makefile("rb") as heard:
         job["inputs"] = json.loads(heard.readline())
     observe.watch(reporter, job)
+    tell_deprecations(reporter)
     try:
         if job["argv"] is not None:
             result = whole_run(job, reporter)
@@ -73,6 +74,18 @@ def main(job: dict, number: int, end: socket.socket) -> None:
     reporter.say(**last_word)
     reporter.release()
     observe.leave(0)
+
+
+def tell_deprecations(reporter: observe.Reporter) -> None:
+    """Tell the judge which line of the student's calls what torch, or another package, is going to remove."""
+    show = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, (FutureWarning, DeprecationWarning)) and (where := reporter.where()):
+            reporter.say(e="deprecated", text=str(message)[:300], where=where)
+        show(message, category, *place, **more)
+
+    warnings.showwarning = shown
 
 
 def take_gpu(reporter: observe.Reporter) -> None:

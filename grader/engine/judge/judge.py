@@ -17,6 +17,7 @@ same `Judge`.
 import copy
 import functools
 import importlib
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -297,7 +298,16 @@ class Judge:
 
     def _passed(self, number: int) -> Verdict:
         changed = self.outside(given=True)
-        return self._say(number, "pass", None, f"{CHANGED.lower()}: {changed}" if changed else "")
+        asked = f"{CHANGED.lower()}: {changed}. `./workbook diff {self.lesson}` shows them: was this intended?"
+        return self._say(number, "pass", None, " ".join([asked] * bool(changed) + self.deprecated(number)))
+
+    def deprecated(self, number: int) -> list[str]:
+        """Which line of this TODO calls what a package is going to remove, in the package's words: the first such."""
+        for run in self.student.recent:
+            for event in itertools.chain.from_iterable(run.events):
+                if event["e"] == "deprecated" and self.owner(event["where"]) == number:
+                    return [f"a later release will refuse a call, at {place(event['where'])}: {event['text']}"]
+        return []
 
     def _failed(self, number: int, problem: Wrong | Fault) -> Verdict:
         message, cause = self.by_own_lines(number, problem), problem.cause

@@ -22,6 +22,7 @@ NEEDED = {
     "joined": {"rank", "world"},
     "future": {"work"},
     "product": {"size"},
+    "deprecated": {"text", "where"},
     "opened": {"name", "reader", "times"},
     "read": {"bytes"},
     "unfit": {"text"},
