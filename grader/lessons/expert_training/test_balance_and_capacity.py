@@ -2,7 +2,7 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 4 | balance, with and without a loss | objective(), everyones_load() on 2 × 2 ranks in one message, update_biases() |  |
+| 4 | balance, with and without a loss | objective(), one message of everyones_load() on 2 × 2 ranks, update_biases() |  |
 | 5 | an expert's capacity | drop() on 1, 2 and 4 ranks, against the rule for the whole batch |  |
 """
 

@@ -154,8 +154,17 @@ def test_todo3_mix(student):
         run = student.call(mix_on_rank, world=rows * ep, **how)
         told = f"on {rows} × {ep} ranks with {', '.join(map(str, tokens))} tokens and {sizes['experts']} experts"
         for rank, seen in enumerate(run.evidence):
-            right, experts, arriving = rights[rank // ep]
-            check_mix(told, seen, right[rank % ep], experts, int(arriving.view(ep, -1)[rank % ep].sum()), rank)
+            check_tokens(told, seen, rights[rank // ep][0][rank % ep], rank)
+        for rank, seen in enumerate(run.evidence):
+            _, experts, arriving = rights[rank // ep]
+            check_experts(told, seen, experts, int(arriving.view(ep, -1)[rank % ep].sum()), rank)
+
+
+def check_tokens(told, seen, right, rank):
+    for what in ("output", "gradient of h", "gradient of gates"):
+        name = f"{told}, the {what} of rank {rank}'s tokens"
+        expect(what in seen, f"{name} is not there: autograd does not reach it", "a gradient", "none", rank)
+        check_tensor(name, seen[what], right[what], EXACT, rank)
 
 
 CALLED = (
@@ -164,11 +173,7 @@ CALLED = (
 )
 
 
-def check_mix(told, seen, right, experts, arriving, rank):
-    for what in ("output", "gradient of h", "gradient of gates"):
-        name = f"{told}, the {what} of rank {rank}'s tokens"
-        expect(what in seen, f"{name} is not there: autograd does not reach it", "a gradient", "none", rank)
-        check_tensor(name, seen[what], right[what], EXACT, rank)
+def check_experts(told, seen, experts, arriving, rank):
     skipped = f"{told}, rank {rank} does not call self.experts, to which {count_of(arriving, 'row')} went"
     expect(seen["calls"], skipped, "a call in every forward pass", "none", rank, CALLED)
     for name, grad in seen["experts"].items():

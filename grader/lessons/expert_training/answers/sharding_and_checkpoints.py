@@ -76,8 +76,8 @@ WRONG = [
         7,
         "norms of the row's experts added up, and then squared",
         swap=(
-            'square = norm_of(experts).square()\n    dist.all_reduce(square, group=grid.get_group("expert"))',
-            'square = norm_of(experts)\n    dist.all_reduce(square, group=grid.get_group("expert"))\n    square.square_()',
+            'square = norm_of(experts).square()\ndist.all_reduce(square, group=grid.get_group("expert"))',
+            'square = norm_of(experts)\ndist.all_reduce(square, group=grid.get_group("expert"))\nsquare.square_()',
         ),
         says="added up, not their squares",
     ),
