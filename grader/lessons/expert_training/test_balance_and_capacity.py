@@ -2,7 +2,7 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 4 | balance, with and without a loss | objective(), one message of everyones_load() on 2 × 2 ranks, update_biases() |  |
+| 4 | balance, with and without a loss | objective(), one message of everyones_load() on 4 ranks, update_biases() |  |
 | 5 | an expert's capacity | drop() on 1, 2 and 4 ranks, against the rule for the whole batch |  |
 """
 
@@ -36,10 +36,15 @@ def test_todo4_balance(student):
     balances, loss = [draw.uniform(1, 3) for _ in range(layers)], draw.uniform(2, 5)
     own = [[[draw.randrange(1, 90) for _ in range(n_experts)] for _ in range(layers)] for _ in range(world)]
     rate = draw.choice((0.25, 0.125))
-    # In one block the loads are equal; in one a load is the mean of unequal ones.
-    loads = [[[7] * n_experts, [9, 3, 6, 2, 10], draw.sample(range(100), n_experts)] for _ in range(2)]
-    for load in loads:
-        draw.shuffle(load)
+    # In one block the loads are equal; in one a load is the mean of unequal ones; in one it is that but for a fraction,
+    # above the mean in one of two steps and below it in the other.
+    loads = []
+    for more in draw.sample((1, -1), 2):
+        m, (a, b) = draw.randrange(20, 60), draw.sample(range(2, 20), 2)
+        loads.append([[7] * n_experts, [9, 3, 6, 2, 10], [m - a, m + a + more, m - b, m + b, m]])
+        for load in loads[-1]:
+            draw.shuffle(load)
+        draw.shuffle(loads[-1])
     counts = torch.tensor(own).view(*grid, layers, n_experts)
     whole, parts = counts.sum(dim=(0, 1)), {"row": counts.sum(dim=1), "column": counts.sum(dim=0)}
     for axis, loads_of in parts.items():

@@ -92,6 +92,18 @@ WRONG = [
     ),
     Answer(
         4,
+        "the mean load as a whole number",
+        swap=("load_E.mean() - load_E", "load_E.mean().floor() - load_E"),
+        says="the bias of block",
+    ),
+    Answer(
+        4,
+        "the mean load, rounded up",
+        swap=("load_E.mean() - load_E", "load_E.mean().ceil() - load_E"),
+        says="the bias of block",
+    ),
+    Answer(
+        4,
         "the median in place of the mean",
         swap=("load_E.mean() - load_E", "load_E.median() - load_E"),
         says="the bias of block",
