@@ -197,7 +197,7 @@ def shard_on_rank(code, rank, world, grid, sizes, seed):
     model(*drawn_batch(seed, sizes)).backward()
     code.scale_gradients(model, mesh)
     block = model.blocks[0]
-    units = {"a block": block, "its router": block.mlp.router, "its experts": block.mlp.experts}
+    units = {"a block": block, "a block's router": block.mlp.router, "a block's experts": block.mlp.experts}
     units |= {"each expert": expert for expert in block.mlp.experts.children()}
     return {
         "experts": elements(block.mlp.experts.parameters()),

@@ -174,7 +174,8 @@ CALLED = (
 
 
 def check_experts(told, seen, experts, arriving, rank):
-    skipped = f"{told}, rank {rank} does not call self.experts, to which {count_of(arriving, 'row')} went"
+    rows = count_of(arriving, "row") if arriving else "no row"
+    skipped = f"{told}, rank {rank}, to which {rows} {'go' if arriving > 1 else 'goes'}, does not call self.experts"
     expect(seen["calls"], skipped, "a call in every forward pass", "none", rank, CALLED)
     for name, grad in seen["experts"].items():
         name = f"{told}, the gradient of expert {name} on rank {rank}"

@@ -124,7 +124,7 @@ WRONG = [
             "return combine(self.experts(rows_RD, counts), gates_NK, way)",
             "if sum(counts):\n    rows_RD = self.experts(rows_RD, counts)\nreturn combine(rows_RD, gates_NK, way)",
         ),
-        says="does not call self.experts, to which 0 rows went",
+        says="to which no row goes, does not call self.experts",
     ),
     Answer(
         3,

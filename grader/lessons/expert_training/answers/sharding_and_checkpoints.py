@@ -14,7 +14,7 @@ WRONG = [
         6,
         "no unit for the router",
         swap=("    fully_shard(block.mlp.router, mesh=everyone)\n", ""),
-        says="not called for its router",
+        says="not called for a block's router",
     ),
     Answer(
         6,
@@ -45,7 +45,7 @@ WRONG = [
             "fully_shard(block.mlp.experts,",
             "for expert in block.mlp.experts.children():\n        fully_shard(expert,",
         ),
-        says="takes more messages",
+        says="takes fewer messages",
     ),
     Answer(6, "gradients as FSDP leaves them", [None, "pass"], says="twice"),
     Answer(6, "divided by all ranks", swap=('p.grad /= grid["expert"].size()', "p.grad /= dist.get_world_size()")),
