@@ -82,7 +82,7 @@ def check_tensor(
     """`seen` is `right`: a tensor of its shape and dtype, and its numbers but for rounding.
 
     Args:
-        what: in words, the subject of the verdict's sentence.
+        what: in words, the subject of the verdict's sentence, in the singular: "is" follows.
         rel: the norm of the difference relative to the norm of `right`, or to `scale` where that is larger; 0: equal.
         dtype: where `right` is more precise than what is asked for.
         wrongs: what was done -> the tensor that comes of it, or that and a hint. It is told if it alone fits.

@@ -371,7 +371,7 @@ def check_split(what, found, rows, counted, m):
         )
         got, padding = torch.cat(list(parts)), torch.full((m * size - rows, 4), fill)
         check_tensor(f"{what}: the tensor of {name}", got[:rows], whole, than="the batch's rows in order")
-        check_tensor(f"{what}: the padding rows of the {name}", got[rows:], padding)
+        check_tensor(f"{what}: the padding in the tensor of {name}", got[rows:], padding)
 
 
 def check_shares(told, found, rows, counted):

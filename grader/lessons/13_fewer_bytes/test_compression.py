@@ -186,7 +186,7 @@ def test_todo5_low_rank(student):
         check_shape(told, columns, given.shape, torch.float32, hint=HINTS["orthonormal"])
         identity = torch.eye(given.shape[1])
         check_tensor(f"{told}: QᵀQ", columns.T @ columns, identity, 1e-4, hint=HINTS["orthonormal"])
-        what = f"{told}: the given columns, projected on what yours span,"
+        what = f"{told}: the given matrix, projected on what your columns span,"
         check_tensor(what, columns @ (columns.T @ given), given, 1e-4, scale=1.0, hint=HINTS["orthonormal"])
     for world, seeds, rights in trials:
         run = student.call(low_rank_on_rank, world=world, mine=seeds, start=common, cases=todo_cases)

@@ -107,7 +107,7 @@ def test_todo1_packed(student):
                     hint=HINTS["order"],
                 )
             plain = torch.where((its[:32] & 127) == 0, 0, its[:32])
-            check_tensor(f"{told}: the codes of block {number} ({what})", plain, row[:32], hint=HINTS["codes"])
+            check_tensor(f"{told}: the row of codes of block {number} ({what})", plain, row[:32], hint=HINTS["codes"])
         back = unpacked(torch.tensor(given).view(-1, 33), length).float()
         check_tensor(f"{told}: what unpack returns for drawn rows", mine["numbers"], back, hint=HINTS["back"])
 

@@ -107,7 +107,7 @@ def test_todo7_diloco(student):
     for rank, seen in enumerate(run.evidence):
         for step, (mine, right) in enumerate(zip(seen["weights"], plain, strict=True)):
             whole, due = (torch.cat([t.flatten() for t in tensors]) for tensors in (mine, right))
-            told = f"H = 1, rate 1, no momentum, on {world} ranks: the weights of rank {rank} after step {step + 1}"
+            told = f"H = 1, rate 1, no momentum, on {world} ranks: the model of rank {rank} after step {step + 1}"
             # A difference from the anchor and back loses a last bit: 1e-7 of the weights a step.
             check_tensor(told, whole, due, 1e-6, rank, than="what plain data-parallel SGD gives", hint=HINTS["plain"])
     run = student.call(diloco_on_rank, h=h, steps=steps, lr=lr, momentum=momentum, stop=stop, **options)

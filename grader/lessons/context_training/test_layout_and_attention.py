@@ -75,9 +75,9 @@ def check_packed_share(student):
     for rank, share in enumerate(run.evidence):
         expect(isinstance(share, dict), f"with --pack my_share returns {share}", "a Share", share, rank)
         for name, tensor in whole.items():
-            told = f"with --pack --cp {cp}, the share's {name} on rank {rank}"
+            told = f"with --pack --cp {cp}, what the share has as {name} on rank {rank}"
             check_tensor(told, share.get(name), tensor[:, zigzag(rank, cp, tokens)], rank=rank, hint=hint)
-        told = f"with --pack --cp {cp}, the share's documents on rank {rank}"
+        told = f"with --pack --cp {cp}, what the share has as documents on rank {rank}"
         check_tensor(told, share.get("documents"), (x == EOS).cumsum(dim=1), rank=rank, hint=hint)
 
 
@@ -104,7 +104,7 @@ def check_share(told, share, x, y, places, rank):
     for name in ("x", "y", "positions"):
         right = whole[name][..., places]
         check_tensor(
-            f"{told}, the share's {name} on rank {rank}",
+            f"{told}, what the share has as {name} on rank {rank}",
             share.get(name),
             right,
             rank=rank,

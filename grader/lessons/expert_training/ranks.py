@@ -99,14 +99,14 @@ def route_on_rank(code, rank, world, cases):
 
 def drawn_tokens(seed, sizes, tokens):
     """h (N, D), gates (N, K), experts (N, K), and the gradient of the output, (N, D); in float64. Some experts are -1,
-    and none is the idle one.
+    and none is an idle one.
     """
     draw = torch.Generator().manual_seed(seed)
     h, grad = torch.randn(2, tokens, sizes["dim"], generator=draw, dtype=torch.float64)
     gates = 0.1 + torch.rand(tokens, sizes["k"], generator=draw, dtype=torch.float64)
     order = torch.rand(tokens, sizes["experts"], generator=draw).argsort(dim=1)
     experts = order[:, : sizes["k"]]
-    chosen = (torch.rand(experts.shape, generator=draw) < 0.85) & (experts != sizes["idle"])
+    chosen = (torch.rand(experts.shape, generator=draw) < 0.85) & ~torch.isin(experts, torch.tensor(sizes["idle"]))
     return h, gates, experts.where(chosen, -1), grad
 
 
@@ -117,10 +117,12 @@ def mix_on_rank(code, rank, world, grid, sizes, tokens, seed):
     layer.experts.keep(own_experts(mesh, sizes["experts"]))
     h, gates, experts, grad = drawn_tokens(seed, sizes, tokens)
     h.requires_grad_(), gates.requires_grad_()
+    calls = []
+    layer.experts.register_forward_hook(lambda *_: calls.append(rank))
     mark()
     out = layer.mix(h, gates, experts)
     mark()
-    found = {"output": as_evidence(out)}
+    found = {"output": as_evidence(out), "calls": len(calls)}
     if isinstance(out, torch.Tensor) and out.requires_grad and out.shape == grad.shape:
         out.backward(grad)
         found |= {"gradient of h": as_evidence(h.grad), "gradient of gates": as_evidence(gates.grad)}
@@ -132,7 +134,7 @@ def mix_on_rank(code, rank, world, grid, sizes, tokens, seed):
 # TODO 4: balance
 
 
-def balance_on_rank(code, rank, world, sizes, balances, loss, weights, loads, own_loads, rate):
+def balance_on_rank(code, rank, world, grid, sizes, balances, loss, weights, loads, own_loads, rate):
     """Of stored balancing losses, loads and biases, as a forward pass leaves them."""
     model, found = code.make_model(**made_config(sizes)), {"objectives": []}
     for weight in weights:
@@ -151,8 +153,9 @@ def balance_on_rank(code, rank, world, sizes, balances, loss, weights, loads, ow
                 "loss": given.item(),
             }
         )
+    row = made_grid(*grid).get_group("expert")
     for block, load in zip(model.blocks, own_loads, strict=True):
-        block.mlp.load_E = torch.tensor(load)
+        block.mlp.row, block.mlp.load_E = row, torch.tensor(load)
     mark()
     found["load"] = as_evidence(code.everyones_load(model))
     mark()
@@ -194,7 +197,8 @@ def shard_on_rank(code, rank, world, grid, sizes, seed):
     model(*drawn_batch(seed, sizes)).backward()
     code.scale_gradients(model, mesh)
     block = model.blocks[0]
-    units = {"a block": block, "its router": block.mlp.router, "its experts": block.mlp.experts}
+    units = {"a block": block, "a block's router": block.mlp.router, "a block's experts": block.mlp.experts}
+    units |= {"each expert": expert for expert in block.mlp.experts.children()}
     return {
         "experts": elements(block.mlp.experts.parameters()),
         "held": elements(model.parameters()),
@@ -235,12 +239,21 @@ def sharded_by_check(model, mesh, n_experts):
     return fully_shard(model, mesh=everyone)
 
 
+def fill_unequally(model, seed):
+    """As `fill`, and the more of it, the higher an expert's number: no two ranks of a row have experts of one norm."""
+    for block in fill(model, seed).blocks:
+        for number, expert in block.mlp.experts.named_children():
+            for p in expert.parameters():
+                p.data *= 1 + int(number)
+    return model
+
+
 def clip_on_rank(code, rank, world, grid, sizes, clips, seed):
     """The model's weights of that seed are the gradients."""
     from torch.distributed.tensor import DTensor
 
     mesh, seen = made_grid(*grid), []
-    model = sharded_by_check(fill(code.make_model(**made_config(sizes)), seed), mesh, sizes["experts"])
+    model = sharded_by_check(fill_unequally(code.make_model(**made_config(sizes)), seed), mesh, sizes["experts"])
     for clip in clips:
         for p in model.parameters():
             p.grad = DTensor.from_local(

@@ -2,7 +2,7 @@
 
 | TODO | achievement | evidence | needs |
 | --- | --- | --- | --- |
-| 4 | balance, with and without a loss | objective(), everyones_load() on 3 ranks in one message, update_biases() |  |
+| 4 | balance, with and without a loss | objective(), one message of everyones_load() on 4 ranks, update_biases() |  |
 | 5 | an expert's capacity | drop() on 1, 2 and 4 ranks, against the rule for the whole batch |  |
 """
 
@@ -21,22 +21,39 @@ from .ranks import balance_on_rank, drop_on_rank, drawn_slots
 
 WEIGHTS = (0.25, 0.0)  # of --balance
 COUNTS = "block.mlp.load_E counts the tokens of one rank. Which call adds up the counts of all ranks?"
+PART = (
+    "The router is one for all ranks, and so is its bias. If each rank counts for a part of them, what becomes of the"
+    " biases of two parts?"
+)
 
 
 @todo(4, in_place=("model",))
 def test_todo4_balance(student):
-    draw, world, layers, n_experts = student.draw("balance"), 3, 3, 5
+    # Blocks, ranks, and ranks along an axis: of each another number, so that a mean over one is not told as another's.
+    draw, grid, layers, n_experts = student.draw("balance"), (2, 2), 3, 5
+    world = math.prod(grid)
     sizes = drawn_sizes(draw, n_experts, layers=layers)
     balances, loss = [draw.uniform(1, 3) for _ in range(layers)], draw.uniform(2, 5)
     own = [[[draw.randrange(1, 90) for _ in range(n_experts)] for _ in range(layers)] for _ in range(world)]
     rate = draw.choice((0.25, 0.125))
-    # In one block the loads are equal; in one a load is the mean of unequal ones.
-    loads = [[[7] * n_experts, [9, 3, 6, 2, 10], draw.sample(range(100), n_experts)] for _ in range(2)]
-    for load in loads:
-        draw.shuffle(load)
+    # In one block the loads are equal; in one a load is the mean of unequal ones; in one it is that but for a fraction,
+    # above the mean in one of two steps and below it in the other.
+    loads = []
+    for more in draw.sample((1, -1), 2):
+        m, (a, b) = draw.randrange(20, 60), draw.sample(range(2, 20), 2)
+        loads.append([[7] * n_experts, [9, 3, 6, 2, 10], [m - a, m + a + more, m - b, m + b, m]])
+        for load in loads[-1]:
+            draw.shuffle(load)
+        draw.shuffle(loads[-1])
+    counts = torch.tensor(own).view(*grid, layers, n_experts)
+    whole, parts = counts.sum(dim=(0, 1)), {"row": counts.sum(dim=1), "column": counts.sum(dim=0)}
+    for axis, loads_of in parts.items():
+        for load in loads_of:
+            student.premise(not torch.equal(direction(load), direction(whole)), f"the load of a {axis} alone")
     run = student.call(
         balance_on_rank,
         world=world,
+        grid=grid,
         sizes=sizes,
         balances=balances,
         loss=loss,
@@ -47,10 +64,14 @@ def test_todo4_balance(student):
     )
     for rank, seen in enumerate(run.evidence):
         for weight, found in zip(WEIGHTS, seen["objectives"], strict=True):
-            check_objective(weight, found, loss, balances, rank)
-    whole = torch.tensor(own).sum(dim=0)
+            check_objective(weight, found, loss, balances, world, rank)
     for rank, seen in enumerate(run.evidence):
-        wrongs = {"this rank's load alone": torch.tensor(own[rank])}
+        row, column = divmod(rank, grid[1])
+        wrongs = {
+            "this rank's load alone": torch.tensor(own[rank]),
+            "the load of the ranks of its row alone": (parts["row"][row], PART),
+            "the load of the ranks of its column alone": (parts["column"][column], PART),
+        }
         name = f"on {world} ranks, what everyones_load returns on rank {rank}"
         check_tensor(name, seen["load"], whole, rank=rank, wrongs=wrongs, hint=COUNTS)
         sent = [event["op"] for event in cases(run.events)[0][rank] if event["e"] == "op"]
@@ -61,13 +82,24 @@ def test_todo4_balance(student):
         check_biases(loads, seen["biases"], rate, rank)
 
 
-def check_objective(weight, found, loss, balances, rank):
+def direction(load):
+    """Which way each expert's bias moves."""
+    load = load.double()
+    return (load.mean(dim=-1, keepdim=True) - load).sign()
+
+
+def check_objective(weight, found, loss, balances, world, rank):
     told = f"with --balance {weight} and {len(balances)} blocks"
     made = found["made"]
     expect(not isinstance(made, str), f"{told} objective returns {made}", "a loss with a graph", made, rank)
     right = loss + weight * sum(balances)
-    mean = loss + weight * sum(balances) / len(balances)
-    what = ": the mean over blocks is added, not the sum" if weight and math.isclose(made, mean, rel_tol=1e-5) else ""
+    wrongs = {
+        ": the mean over blocks is added, not the sum": loss + weight * sum(balances) / len(balances),
+        ": the sum is divided by the number of ranks, but each loss is over all ranks already": loss
+        + weight * sum(balances) / world,
+    }
+    close = (words for words, wrong in wrongs.items() if weight and math.isclose(made, wrong, rel_tol=1e-5))
+    what = next(close, "")
     expect(math.isclose(made, right, rel_tol=1e-5), f"{told} objective is wrong{what}", right, made.item(), rank)
     wanted = [1.0, *[weight] * len(balances)]
     same = all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(found["grads"], wanted, strict=True))
@@ -82,7 +114,7 @@ def check_biases(loads, seen, rate, rank):
     biases = torch.zeros(len(loads[0]), len(loads[0][0]))
     for step, (load, found) in enumerate(zip(loads, seen, strict=True), start=1):
         load = torch.tensor(load, dtype=torch.float64)
-        move = rate * (load.mean(dim=1, keepdim=True) - load).sign().float()
+        move = rate * direction(load).float()
         for layer, bias in enumerate(found):
             check_tensor(
                 f"after step {step}, with loads {load[layer].long().tolist()}, the bias of block {layer}",

@@ -9,7 +9,7 @@
 
 import torch
 
-from grader.kit import EXACT, Private, check_grids, check_tensor, expect, shares, todo
+from grader.kit import EXACT, Private, check_grids, check_tensor, count_of, expect, shares, todo
 
 from .common import ROUTED, drawn_sizes, made_whole, mixed, routed
 from .ranks import drawn_routing, drawn_tokens, fill, mix_on_rank, route_on_rank
@@ -82,7 +82,7 @@ def check_routing(told, k, right, seen):
         hint="Which dtype do softmax and product have, whatever dtype the tokens come in?",
     )
     check_tensor(
-        f"{told}, the chosen experts",
+        f"{told}, what the router returns as experts",
         seen["experts"],
         right["experts"],
         wrongs={"the choice without the bias": unbiased},
@@ -94,7 +94,8 @@ def check_routing(told, k, right, seen):
         wrongs["the probabilities of the chosen experts, not divided by their sum"] = chosen
     else:
         wrongs["1, so that the router cannot learn"] = torch.ones_like(chosen)
-    check_tensor(f"{told}, the gates", seen["gates"], right["gates"], ROUTED, wrongs=wrongs, hint=GATES)
+    name = f"{told}, what the router returns as gates"
+    check_tensor(name, seen["gates"], right["gates"], ROUTED, wrongs=wrongs, hint=GATES)
     for name in ("gates", "probabilities"):
         found = seen.get(f"gradient of {name}")
         for number, what in enumerate(("the tokens", "the router's weights")):
@@ -114,16 +115,19 @@ def check_routing(told, k, right, seen):
 
 
 def serial_mix(sizes, seeds, tokens):
-    """The ranks of one row, one after the other: what each token gets, its gradients, and all experts' gradients."""
+    """The ranks of one row, one after the other: what each token gets, its gradients, and all experts' gradients; and
+    how many rows go to each expert.
+    """
     layer = fill(made_whole(sizes), 0).blocks[0].mlp
-    found = []
+    found, rows = [], torch.zeros(sizes["experts"], dtype=torch.int64)
     for seed, number in zip(seeds, tokens, strict=True):
         h, gates, experts, grad = drawn_tokens(seed, sizes, number)
         h.requires_grad_(), gates.requires_grad_()
         out = mixed(h, gates, experts, layer.experts.values())
         out.backward(grad)
         found.append({"output": out.detach(), "gradient of h": h.grad, "gradient of gates": gates.grad})
-    return found, {name: p.grad for name, p in layer.experts.named_parameters()}
+        rows += torch.bincount(experts[experts >= 0], minlength=sizes["experts"])
+    return found, {name: p.grad for name, p in layer.experts.named_parameters()}, rows
 
 
 @todo(3)
@@ -131,7 +135,10 @@ def test_todo3_mix(student):
     draw, drawn = student.draw("mix"), []
     for rows, ep in student.several([(1, 2), (2, 2), (1, 3)]):
         sizes = drawn_sizes(draw, 2 * ep)
-        sizes["idle"] = draw.randrange(2 * ep)  # an expert that no token chooses
+        # Experts that no token chooses: one that shares its rank with a busy one, or the two of a rank, or both.
+        lonely, shared = draw.sample(range(ep), 2)
+        sizes["idle"] = [] if rows > 1 else [2 * lonely, 2 * lonely + 1]
+        sizes["idle"] += [2 * shared + draw.randrange(2)] if rows > 1 or ep > 2 else []
         tokens = [9 + number for number in shares(draw, rows * ep)]
         tokens[draw.randrange(rows * ep)] = 0  # a rank without a token still has experts
         seeds = draw.sample(range(1 << 40), rows * ep)
@@ -139,7 +146,7 @@ def test_todo3_mix(student):
         for row in range(0, rows * ep, ep):
             part = slice(row, row + ep)
             rights.append(student.reference(serial_mix, sizes=sizes, seeds=seeds[part], tokens=tokens[part]))
-            busy = [grad for name, grad in rights[-1][1].items() if not name.startswith(f"{sizes['idle']}.")]
+            busy = [grad for name, grad in rights[-1][1].items() if int(name.split(".")[0]) not in sizes["idle"]]
             student.premise(all(grad.norm() > 0 for grad in busy), "a gradient of zero")
         drawn.append((rows, ep, sizes, tokens, seeds, rights))
     for rows, ep, sizes, tokens, seeds, rights in drawn:
@@ -147,15 +154,29 @@ def test_todo3_mix(student):
         run = student.call(mix_on_rank, world=rows * ep, **how)
         told = f"on {rows} × {ep} ranks with {', '.join(map(str, tokens))} tokens and {sizes['experts']} experts"
         for rank, seen in enumerate(run.evidence):
-            right, experts = rights[rank // ep]
-            check_mix(told, seen, right[rank % ep], experts, rank)
+            check_tokens(told, seen, rights[rank // ep][0][rank % ep], rank)
+        for rank, seen in enumerate(run.evidence):
+            _, experts, arriving = rights[rank // ep]
+            check_experts(told, seen, experts, int(arriving.view(ep, -1)[rank % ep].sum()), rank)
 
 
-def check_mix(told, seen, right, experts, rank):
+def check_tokens(told, seen, right, rank):
     for what in ("output", "gradient of h", "gradient of gates"):
         name = f"{told}, the {what} of rank {rank}'s tokens"
         expect(what in seen, f"{name} is not there: autograd does not reach it", "a gradient", "none", rank)
         check_tensor(name, seen[what], right[what], EXACT, rank)
+
+
+CALLED = (
+    "FSDP gathers the experts' weights in the call of self.experts, and adds up their gradients later, together with"
+    " other ranks. What happens to those if one rank, without a row, skips the call?"
+)
+
+
+def check_experts(told, seen, experts, arriving, rank):
+    rows = count_of(arriving, "row") if arriving else "no row"
+    skipped = f"{told}, rank {rank}, to which {rows} {'go' if arriving > 1 else 'goes'}, does not call self.experts"
+    expect(seen["calls"], skipped, "a call in every forward pass", "none", rank, CALLED)
     for name, grad in seen["experts"].items():
         name = f"{told}, the gradient of expert {name} on rank {rank}"
         grad_of = experts[name.split("expert ")[1].split(" ")[0]]

@@ -127,5 +127,6 @@ def check_step(told, what, ranks, right, asked):
             rank,
             HINTS["nothing"],
         )
-        logits, than = f"{told}, the logits of model(x) on rank {rank}", "the logits of all words in one process"
+        logits = f"{told}, the tensor of logits that model(x) returns on rank {rank}"
+        than = "the logits of all words in one process"
         check_tensor(logits, seen["logits"], right["logits"], EXACT, rank, than=than, hint=HINTS["logits"])

@@ -75,9 +75,9 @@ WRONG = [
         swap=("positions[..., places]", "torch.arange(len(places))"),
         says="numbered on the rank",
     ),
-    Answer(2, "targets left whole", swap=("y[:, places]", "y"), says="share's y"),
-    Answer(2, "targets of the next rank", swap=("y[:, places]", "y.roll(-1, 1)[:, places]"), says="share's y"),
-    Answer(2, "positions left whole", swap=("positions[..., places]", "positions"), says="share's positions"),
+    Answer(2, "targets left whole", swap=("y[:, places]", "y"), says="share has as y"),
+    Answer(2, "targets of the next rank", swap=("y[:, places]", "y.roll(-1, 1)[:, places]"), says="share has as y"),
+    Answer(2, "positions left whole", swap=("positions[..., places]", "positions"), says="share has as positions"),
     Answer(2, "documents cut", swap=(", documents)", ", y[:, places])"), says="has documents"),
     # TODO 3
     Answer(3, "the ring's group is the column", swap=('get_group("context")', 'get_group("data")'), says=""),

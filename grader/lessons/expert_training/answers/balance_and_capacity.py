@@ -32,6 +32,21 @@ WRONG = [
         ["loss += args.balance * sum(block.mlp.balance for block in model.blocks)\nreturn loss", None, None],
         says="written into",
     ),
+    Answer(
+        4,
+        "the mean over the ranks",
+        swap=(
+            "block.mlp.balance for block in model.blocks)",
+            "block.mlp.balance for block in model.blocks) / dist.get_world_size()",
+        ),
+        says="divided by the number of ranks",
+    ),
+    Answer(
+        4,
+        "the loads of the ranks that exchange tokens",
+        swap=("dist.all_reduce(load_LE)", "dist.all_reduce(load_LE, group=model.blocks[0].mlp.row)"),
+        says="the load of the ranks of its row alone",
+    ),
     Answer(4, "this rank's load", swap=("dist.all_reduce(load_LE)\n", ""), says="this rank's load alone"),
     Answer(
         4,
@@ -73,6 +88,18 @@ WRONG = [
         4,
         "an even load rises",
         swap=("torch.sign(load_E.mean() - load_E)", "torch.where(load_E > load_E.mean(), -1.0, 1.0)"),
+        says="the bias of block",
+    ),
+    Answer(
+        4,
+        "the mean load as a whole number",
+        swap=("load_E.mean() - load_E", "load_E.mean().floor() - load_E"),
+        says="the bias of block",
+    ),
+    Answer(
+        4,
+        "the mean load, rounded up",
+        swap=("load_E.mean() - load_E", "load_E.mean().ceil() - load_E"),
         says="the bias of block",
     ),
     Answer(

@@ -41,7 +41,7 @@ WRONG = [
         2,
         "the bias in the gates",
         swap=("probs_NE.gather(1, experts_NK)", "(probs_NE + self.bias).gather(1, experts_NK)"),
-        says="the gates",
+        says="what the router returns as gates",
     ),
     Answer(
         2,
@@ -55,7 +55,12 @@ WRONG = [
         swap=("self.weight.float().T)", "self.weight.float().T + self.bias)"),
         says="probabilities",
     ),
-    Answer(2, "the least probable experts", swap=("descending=True", "descending=False"), says="the chosen experts"),
+    Answer(
+        2,
+        "the least probable experts",
+        swap=("descending=True", "descending=False"),
+        says="what the router returns as experts",
+    ),
     Answer(
         2,
         "of equal sums the higher number",
@@ -63,7 +68,7 @@ WRONG = [
             "(probs_NE + self.bias).argsort(dim=-1, descending=True, stable=True)[:, : self.k]",
             "(probs_NE + self.bias).argsort(dim=-1, stable=True).flip(-1)[:, : self.k]",
         ),
-        says="the chosen experts",
+        says="what the router returns as experts",
     ),
     Answer(2, "gates of 1 with one expert", swap=("if self.k > 1", "if self.k > 0"), says="cannot learn"),
     Answer(2, "gates that are not divided", swap=("if self.k > 1", "if self.k > 9"), says="not divided"),
@@ -111,6 +116,26 @@ WRONG = [
             "self.experts(rows_RD, counts)",
             "torch.cat([e(r) for e, r in zip(self.experts.children(), rows_RD.split(counts)) if len(r)] or [rows_RD])",
         ),
+    ),
+    Answer(
+        3,
+        "a rank to which no row comes does not compute",
+        swap=(
+            "return combine(self.experts(rows_RD, counts), gates_NK, way)",
+            "if sum(counts):\n    rows_RD = self.experts(rows_RD, counts)\nreturn combine(rows_RD, gates_NK, way)",
+        ),
+        says="to which no row goes, does not call self.experts",
+    ),
+    Answer(
+        3,
+        "zeros as gradients of experts without a row, around their module",
+        swap=(
+            "return combine(self.experts(rows_RD, counts), gates_NK, way)",
+            "nothing = sum(p.sum() for p in self.experts.parameters()) * 0\n"
+            "results_RD = self.experts(rows_RD, counts) if len(rows_RD) else rows_RD + nothing\n"
+            "return combine(results_RD, gates_NK, way)",
+        ),
+        says="does not call self.experts",
     ),
     Answer(
         3,

@@ -14,7 +14,7 @@ WRONG = [
         6,
         "no unit for the router",
         swap=("    fully_shard(block.mlp.router, mesh=everyone)\n", ""),
-        says="its router was not passed",
+        says="not called for a block's router",
     ),
     Answer(
         6,
@@ -30,13 +30,22 @@ WRONG = [
         6,
         "no unit for a block",
         swap=("    fully_shard(block, mesh=everyone, mp_policy=precision(args))", ""),
-        says="a block was not passed",
+        says="not called for a block",
     ),
     Answer(
         6,
         "a second mesh of all ranks for the router",
         swap=("fully_shard(block.mlp.router, mesh=everyone)", "fully_shard(block.mlp.router)"),
         says="on different meshes",
+    ),
+    Answer(
+        6,
+        "a unit for each expert of a block",
+        swap=(
+            "fully_shard(block.mlp.experts,",
+            "for expert in block.mlp.experts.children():\n        fully_shard(expert,",
+        ),
+        says="takes fewer messages",
     ),
     Answer(6, "gradients as FSDP leaves them", [None, "pass"], says="twice"),
     Answer(6, "divided by all ranks", swap=('p.grad /= grid["expert"].size()', "p.grad /= dist.get_world_size()")),
@@ -62,6 +71,15 @@ WRONG = [
         "a sum of norms",
         swap=("(norm_of(shared).square() + square).sqrt()", "norm_of(shared) + square.sqrt()"),
         says="the sum of two norms",
+    ),
+    Answer(
+        7,
+        "norms of the row's experts added up, and then squared",
+        swap=(
+            'square = norm_of(experts).square()\ndist.all_reduce(square, group=grid.get_group("expert"))',
+            'square = norm_of(experts)\ndist.all_reduce(square, group=grid.get_group("expert"))\nsquare.square_()',
+        ),
+        says="added up, not their squares",
     ),
     Answer(
         7,
