@@ -20,10 +20,10 @@ from grader.engine.lesson import lessons, todo_regions
 from utils.interfaces import LOOPBACK
 
 
-def functions(lesson: str) -> dict[str, Any]:
-    """The functions, classes and constants of a notebook's reference solution, and what they import."""
+def functions(lesson: str, solved: bool = True) -> dict[str, Any]:
+    """The functions, classes and constants of a notebook's reference solution, or as given, and what they import."""
     source = lessons.source_path(lesson).read_text("utf-8")
-    tree = ast.parse(todo_regions.compose(source, todo_regions.titles(source)))
+    tree = ast.parse(todo_regions.compose(source, todo_regions.titles(source) if solved else ()))
     wanted = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     tree.body = [node for node in tree.body if isinstance(node, wanted) or is_constant(node)]
     names: dict[str, Any] = {"__name__": lesson}

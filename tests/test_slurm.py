@@ -34,6 +34,7 @@ def course(tmp_path_factory):
         "fsdp_training",
         "tp_training",
         "expert_training",
+        "context_training",
         "pipeline_training",
         "hybrid_training",
         "resilient_training",
@@ -118,6 +119,8 @@ def submitted(cluster, folder, file, *options, flags=()):
         (False, "expert_training", ["--nodes=2", "--gres=gpu:2"], ["--experts", "1", "--top-k", "1"]),
         (False, "pipeline_training", ["--nodes=2", "--gres=gpu:2"], []),
         (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"], []),
+        (False, "hybrid_training", ["--nodes=2", "--gres=gpu:2"], ["--pp", "1", "--cp", "2"]),
+        (False, "context_training", ["--nodes=2", "--gres=gpu:2"], ["--cp", "2"]),
         (True, "single_gpu_training", [], []),
     ],
 )

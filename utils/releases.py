@@ -13,6 +13,8 @@ from pathlib import Path
 OLDEST = "2.8"
 # In 2.8 gloo's reduce-scatter takes ReduceOp.AVG and returns the sum; fully_shard asks for that on CPUs.
 AVERAGES_SINCE = ("2.9", "fully_shard on CPUs, where gloo sums gradients in place of averaging them,")
+# 2.8: "Cannot create a submesh from a submesh."
+SLICED_AGAIN_SINCE = ("2.9", "a slice of a mesh that is a slice itself")
 # In 2.8.0 and 2.9.1 the parts are right, and `full_tensor` (so get_model_state_dict, too) returns other numbers.
 CUT_TWICE_SINCE = ("2.10", "joining uneven parts of a table that tensor parallelism and fully_shard both cut")
 PINNED = Path(__file__).resolve().parents[1] / "requirements.txt"

@@ -33,7 +33,7 @@ from grader.kit import (
     todo,
 )
 from utils.data import EpochOrder, Windows, load_corpus
-from utils.releases import AVERAGES_SINCE
+from utils.releases import AVERAGES_SINCE, SLICED_AGAIN_SINCE
 
 from .common import WORDS, shaped
 from .ranks import drawn_mixture, expert_norms_on_rank, experts_on_rank, meshes_on_rank
@@ -130,7 +130,7 @@ COUNTS = (
 )
 
 
-@todo(12)
+@todo(12, since=Since(*SLICED_AGAIN_SINCE))
 def test_todo12_experts(student):
     for shape, ep in student.several(CASES, 2):
         sizes, told = drawn_case(student, shape, ep, "experts"), f"with {shaped(shape)} and --ep {ep}"
