@@ -471,7 +471,7 @@ check("13_fewer_bytes/6")
 # way that the ranks have moved on average for a gradient, the *outer gradient*, and makes a step with Nesterov
 # momentum:
 #
-# $$\Delta = \theta - \tfrac{1}{N} \textstyle\sum_i \theta_i, \qquad v \leftarrow \mu v + \Delta, \qquad \theta \leftarrow \theta - \eta (\Delta + \mu v).$$
+# $$\Delta = \theta - \tfrac{1}{N} \sum_i \theta_i, \qquad v \leftarrow \mu v + \Delta, \qquad \theta \leftarrow \theta - \eta (\Delta + \mu v).$$
 #
 # $\theta$, the **anchor**, are the weights that all ranks had after the last exchange, $\theta_i$ those that rank $i$
 # has now. Then all ranks continue from the new $\theta$. The inner optimizer (AdamW in the paper) is each rank's own,
