@@ -25,6 +25,7 @@ def run(script, out, *flags, **env):
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
         capture_output=True,
         text=True,
+        timeout=1200,
     )
 
 
@@ -45,6 +46,7 @@ def test_without_a_compiler_one_line(script, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.drawn  # a compiler takes a minute for each
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
 @pytest.mark.parametrize("script, flags", [*((script, []) for script in SCRIPTS), ("fsdp_training", ["--recompute"])])
 def test_compiled_losses_are_the_same(script, flags, tmp_path):

@@ -125,7 +125,7 @@ WRONG = [
     ),
     Answer(
         4,
-        "a policy of its own, which adds up in bfloat16",
+        "a policy of its own, which says nothing of sums",
         swap=(
             "options |= {",
             "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
@@ -133,7 +133,7 @@ WRONG = [
             'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=short)\n'
             "options |= {",
         ),
-        says="adds up gradients in bfloat16",
+        says="adds up gradients in",
     ),
 ]
 
