@@ -28,6 +28,7 @@ case "$*" in
     "-m pip "* | "pip install "*)
         echo "of indexes $UV_DEFAULT_INDEX|$UV_INDEX|$UV_FIND_LINKS" >>"$LOG"
         echo "compiles ${{UV_COMPILE_BYTECODE:-no}}" >>"$LOG"
+        echo "trusts $UV_SYSTEM_CERTS|$SSL_CERT_FILE" >>"$LOG"
         case "$0" in *uv) [ ! -e "$LOG.uv-fails" ] || exit 2 ;; esac
         [ ! -e "$LOG.offline" ] || {{ printf 'error: Request failed\n  cause: dns error\n' >&2; exit 2; }} ;;
     --version) echo Python 3.12.1 ;;
@@ -168,18 +169,23 @@ def test_without_uv_pip_installs(bench):
 
 
 def test_where_uv_fails_pip_installs(bench):
-    """It knows its own settings: a proxy, a certificate, a folder of wheels that is gone."""
+    """It knows its own settings: a proxy, a constraint, a folder of wheels that is gone."""
     bench.python()
     bench.switch("uv-fails")
     done = bench.run("status")
     assert done.returncode == 0 and [line.split()[0] for line in bench.log(" -r ")] == ["uv", "python"]
 
 
-def test_uv_takes_the_indexes_of_pips_settings(bench):
+def test_uv_takes_the_indexes_and_certificates_of_pips_settings(bench):
+    """pip trusts the system's certificates, a proxy's own among them; uv does so only when it is told."""
     bench.python()
+    bench.run("status")
+    assert bench.log("trusts")[-1] == "trusts 1|"
+    (bench.course / ".venv" / "installed").unlink()
     settings = """:env:.index-url='https://site/simple'
 global.extra-index-url='https://a/simple\\nhttps://b/simple'
 global.find-links='/wheels /more'
+global.cert='/site/proxy.pem'
 global.index-url='https://another/simple'
 """
     bench.switch("settings", settings)
@@ -187,9 +193,11 @@ global.index-url='https://another/simple'
     assert bench.log("of indexes")[-1] == (
         "of indexes https://site/simple|https://a/simple https://b/simple|/wheels,/more"
     )
+    assert bench.log("trusts")[-1] == "trusts 1|/site/proxy.pem"
     (bench.course / ".venv" / "installed").unlink()
-    bench.run("status", UV_DEFAULT_INDEX="https://mine/simple")
+    bench.run("status", UV_DEFAULT_INDEX="https://mine/simple", UV_SYSTEM_CERTS="0", SSL_CERT_FILE="/mine.pem")
     assert bench.log("of indexes")[-1].startswith("of indexes https://mine/simple|")
+    assert bench.log("trusts")[-1] == "trusts 0|/mine.pem"
 
 
 def test_macos_has_one_torch(bench):
