@@ -71,14 +71,14 @@ from utils.distributed import check_averages, cleanup, fail, print0, save0, set_
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
-from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
+from utils.training import Loaders, Samplers, Sets, check_muon, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
 SAME = ("batch_size", "seq_len", "seed", "lr", "weight_decay")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = training_parser("fsdp_training")
+    parser = training_parser("fsdp_training", optimizers=("adamw", "sgd", "muon"))
     add_compile(parser)
     add = parser.add_argument
     add("--sharding", choices=("none", "grad", "full", "hybrid"), default="full", help="which tensors are sharded over the ranks")
@@ -89,6 +89,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
+    check_muon(args)
     return args
 
 

@@ -64,11 +64,12 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def training_parser(name: str) -> Parser:
+def training_parser(name: str, optimizers: tuple[str, ...] = ("adamw", "sgd")) -> Parser:
     """The flags of a training run. A lesson with more flags adds them to the returned parser.
 
     Args:
         name: of the script without .py; runs/name is where it writes.
+        optimizers: those that --optimizer offers; the first is the default.
     """
     releases.check()
     parser = Parser(prog=f"{name}.py", formatter_class=Formatter)
@@ -92,7 +93,7 @@ def training_parser(name: str) -> Parser:
     add("--heads", type=whole(1), help="attention heads; must divide --dim" + by_size("heads"))
     add("--layers", type=whole(1), help="Transformer blocks" + by_size("layers"))
     add("--dropout", type=real(0.0, below=1.0), default=0.0, help="fraction of activations dropped in training")
-    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="update rule of the weights")
+    add("--optimizer", choices=optimizers, default=optimizers[0], help="update rule of the weights")
     add("--lr", type=real(0.0), default=1e-3, help="learning rate")
     add("--weight-decay", type=real(0.0), default=0.01, help="weight decay: pull of the weights towards zero")
     add("--clip", type=real(0.0), default=1.0, help="largest norm of the gradient; 0: no limit")

@@ -217,7 +217,8 @@ def check_fits(folder: Path, model: nn.Module, optimizer: str) -> None:
         if tuple(parameter.shape) not in sizes:
             what = f"is {sizes[0]} there and {tuple(parameter.shape)} here" if sizes else "is not there"
             fail(f"--resume {folder}: it is of another model: {name} {what}")
-    there = "adamw" if any(key.endswith(".exp_avg") for key in saved) else "sgd"
+    has = {key.rpartition(".")[2] for key in saved}
+    there = "muon" if "momentum_buffer" in has else "adamw" if "exp_avg" in has else "sgd"  # Muon has AdamW's, too
     if there != optimizer:
         fail(f"--resume {folder}: it was saved with --optimizer {there}")
 

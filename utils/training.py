@@ -1,6 +1,7 @@
 """What every training script has: the data, the optimizer, a number to report."""
 
 import argparse
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +37,25 @@ def make_sets(args: argparse.Namespace) -> tuple[Sets, int]:
 
 def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """What --optimizer, --lr and --weight-decay ask for, of the parameters that the model has now."""
+    if args.optimizer == "muon":
+        from utils import after_13_fewer_bytes as taught  # imported here: see check_muon
+
+        parameters = list(model.named_parameters())
+        matrices = [p for name, p in parameters if "blocks." in name and p.dim() == 2]
+        others = [p for _, p in parameters if not any(p is matrix for matrix in matrices)]
+        dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
+        return taught.Muon(matrices, others, lr=args.lr, weight_decay=args.weight_decay, dtype=dtype)
     kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
     return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+
+
+def check_muon(args: argparse.Namespace) -> None:
+    """Exit with code 2 if --optimizer muon is asked for where its module is sealed, as it is in a release at first."""
+    if args.optimizer == "muon" and importlib.util.find_spec("utils.after_13_fewer_bytes") is None:
+        fail(
+            "--optimizer muon needs utils/after_13_fewer_bytes.py, which opens when 13_fewer_bytes/8-9 are right;"
+            " ./workbook open muon opens it now"
+        )
 
 
 def check_position(
