@@ -166,13 +166,13 @@ def _seal(folder: Path, released: Sequence[str]) -> list[str]:
                     files[stem] += _whole(module, taught)
                     opened_by.setdefault(stem, set()).update(todos)
     lines = []
-    for command, module in sealed_lessons.COMMANDS.items():
+    for name, (what, module) in sealed_lessons.ALSO.items():
         if todos := given.get(folder / module):
             until = [f"{lesson}/{number}" for lesson, number in sorted(todos, key=_in_order)]
             packed = _whole(folder / module, taught)
             texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in packed}
-            sealed_lessons.seal(folder, command, texts, until)
-            lines.append(f"the command {command} is sealed until {_right(until)}: it has their answers")
+            sealed_lessons.seal(folder, name, texts, until)
+            lines.append(f"{what} is sealed until {_right(until)}: it has their answers")
     for stem in [stem for stem in released if stem in opened_by]:
         packed = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files[stem]}
         until = [f"{lesson}/{number}" for lesson, number in sorted(opened_by[stem], key=_in_order)]

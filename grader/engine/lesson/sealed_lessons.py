@@ -18,8 +18,12 @@ from grader.engine.lesson import lessons
 from utils.atomic_write import write_whole
 
 FOLDER = Path("grader") / "sealed"
-# Commands that need a module or a package of the library that gives answers away: they are sealed like a lesson.
-COMMANDS = {"plan": "utils/costs/__init__.py"}
+# Commands and options that need a module or a package of the library that gives answers away are sealed like a lesson:
+# the name that `./workbook open` takes -> what it is, and the module.
+ALSO = {
+    "plan": ("the command plan", "utils/costs/__init__.py"),
+    "muon": ("--optimizer muon", "utils/after_13_fewer_bytes.py"),
+}
 REVEALED = "solutions.seal"
 
 
@@ -36,9 +40,9 @@ def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[st
 
 
 def sealed() -> dict[str, list[str]]:
-    """The sealed lessons, in course order, and commands: name -> TODOs (such as "ddp_training/4") that open it."""
+    """The sealed lessons, in course order, and what is `ALSO` sealed: name -> TODOs (such as "ddp_training/4") that open it."""
     found = {}
-    for stem in (*lessons.ORDER, *COMMANDS):
+    for stem in (*lessons.ORDER, *ALSO):
         path = lessons.COURSE / FOLDER / f"{stem}.seal"
         if path.is_file():
             with path.open(encoding="utf-8") as file:

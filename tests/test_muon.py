@@ -1,0 +1,125 @@
+"""`fsdp_training --optimizer muon`: the serial Muon on any number of ranks, also across a stop; its bytes; and its seal."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from grader.engine.lesson import lessons, release
+from grader.engine.ranks.job import Job
+from grader.engine.ranks.message_rounds import collectives
+from grader.kit import Student, corpus, mains_on_rank, reported
+from muon_on_ranks import DECAY, DTYPES, LR, OTHERS, SHAPES, STEPS, first, gradient
+from utils import after_13_fewer_bytes as taught
+from utils import training
+
+sys.path.insert(0, str(lessons.COURSE / "benchmarks"))
+
+from reference import functions
+
+lesson = functions("13_fewer_bytes")
+
+
+def test_the_functions_are_the_lessons():
+    for number, shape in enumerate(SHAPES):
+        g = gradient(number, 0)
+        assert torch.equal(taught.newton_schulz(g), lesson["newton_schulz"](g)) and taught.cost(shape) == lesson["cost"](shape)
+    assert taught.owners(SHAPES, 3) == lesson["owners"](SHAPES, 3)
+
+
+def serial(dtype):
+    """The weights after each step of one process, by the lesson's function in this dtype; None: by torch's Muon, which
+    has bfloat16 alone.
+    """
+    weights = [torch.nn.Parameter(first(number)) for number in range(len(SHAPES) + len(OTHERS))]
+    adamw = torch.optim.AdamW(weights[-1:], lr=LR, weight_decay=DECAY)
+    muon = torch.optim.Muon(weights[:-1], lr=LR, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    averages, seen = [torch.zeros(shape) for shape in SHAPES], []
+    for step in range(STEPS):
+        for number, p in enumerate(weights):
+            p.grad = gradient(number, step)
+        adamw.step()
+        if dtype is None:
+            muon.step()
+        for p, average in zip(weights, averages) if dtype else ():
+            average.lerp_(p.grad, 0.05)
+            update = lesson["newton_schulz"](p.grad.lerp(average, 0.95).to(dtype)).float()
+            p.data = p.data * (1 - LR * DECAY) - LR * 0.2 * max(p.shape) ** 0.5 * update
+        seen.append([p.detach().clone() for p in weights])
+    return seen
+
+
+def held(rows, world, rank):
+    """The rows that a rank has of a matrix that is cut into `world` parts."""
+    size = -(-rows // world)
+    return max(0, min(size, rows - rank * size))
+
+
+def bytes_by_formula(rank, world, copies, size):
+    """What a rank sends in a step: its rows of what others of its copy own, and the others' rows of what it owns."""
+    shards, sent = world // copies, 0
+    for (m, n), owner in zip(SHAPES, taught.owners(SHAPES, world)):
+        mine = held(m, shards, rank % shards)
+        if owner == rank:
+            sent += (copies * m - mine) * n
+        elif owner // shards == rank // shards:
+            sent += mine * n
+    return size * sent
+
+
+@pytest.mark.parametrize(("world", "copies"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (3, 3), (3, 0)])
+def test_a_step_is_the_serial_step(runner, world, copies):
+    """copies: of the model; 0: parameters that are no DTensors, as in DDP."""
+    how = {"lesson": "", "function": "tests.muon_on_ranks:stepped", "world": world, "inputs": {"copies": copies}}
+    run = runner.run(Job(lessons.units("fsdp_training", "solutions"), **how))
+    assert run.fault is None, run.fault
+    for mine in run.evidence:
+        for dtype, seen in zip(DTYPES, mine, strict=True):
+            for due, apart in ((serial(dtype), 1e-6), (serial(None), 0.05)):
+                before = [first(number) for number in range(len(SHAPES) + len(OTHERS))]
+                for step, right in zip(seen, due, strict=True):
+                    for was, weight, its in zip(before, step, right, strict=True):
+                        # Of how far it has moved, besides the weights' own rounding.
+                        print(dtype, apart, ((weight - its).norm() / (its - was).norm()).item())
+                        assert (weight - its).norm() <= apart * (its - was).norm() + 1e-6 * its.norm()
+                        assert (its - was).norm() > 1e-3 * its.norm()
+    sent = [[c.sent for c in collectives(run.events) if c.rank == r and c.op == "all_to_all"] for r in range(world)]
+    for rank in range(world):
+        due = STEPS * sum(bytes_by_formula(rank, world, copies or world, dtype.itemsize) for dtype in DTYPES)
+        assert sum(sent[rank]) == due
+
+
+@pytest.fixture(scope="module")
+def runs(runner):
+    """main() of the solution, run after run, in one job: losses of steps, and whether the run has ended."""
+    student = Student(runner, "", lessons.units("fsdp_training", "solutions"), [])
+    fifty = (
+        "--epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --optimizer muon --lr 2e-3 "
+        "--seed 11 --log-every 1"
+    ).split()
+    wanted = {
+        "1": [1, fifty],
+        "2": [2, [*fifty, "--save"]],
+        "3": [3, [*fifty, "--recompute"]],
+        "4": [4, [*fifty, "--sharding", "hybrid"]],
+        "bfloat16": [3, [*fifty, "--dtype", "bfloat16"]],
+        "1 in bfloat16": [1, [*fifty, "--dtype", "bfloat16"]],
+    }
+    names = list(wanted)
+    at = f"out-{names.index('2')}/step-"
+    return student, wanted, names, at
+
+
+def test_fifty_steps(runs):
+    student, wanted, names, at = runs
+    how = dict(world=4, group=False, common=True)
+    job = student.call(mains_on_rank, **how, runs=list(wanted.values()), data=corpus(student), keep=[])
+    losses = {name: [line["loss"] for line in reported(job, f"out-{n}") if line["kind"] == "step"] for n, name in enumerate(names)}
+    right = losses["1"]
+    assert len(right) == 50 and right[-1] < right[0] - 0.1
+    for name in ("2", "3", "4"):
+        assert losses[name] == pytest.approx(right, rel=1e-4), name
+    assert losses["bfloat16"] == pytest.approx(losses["1 in bfloat16"], rel=1e-2) and losses["bfloat16"] != right
+    print({name: max(abs(a / b - 1) for a, b in zip(losses[name], right)) for name in names}, sorted(job.files))
