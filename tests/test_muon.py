@@ -1,13 +1,13 @@
 """`fsdp_training --optimizer muon`: the serial Muon on any number of ranks, also across a stop; its bytes; and its seal."""
 
-import io
-import json
+import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from grader.engine.lesson import lessons, release
+from grader.engine.lesson import lessons, release, sealed_lessons
 from grader.engine.ranks.job import Job
 from grader.engine.ranks.message_rounds import collectives
 from grader.kit import Student, corpus, mains_on_rank, reported
@@ -25,7 +25,8 @@ lesson = functions("13_fewer_bytes")
 def test_the_functions_are_the_lessons():
     for number, shape in enumerate(SHAPES):
         g = gradient(number, 0)
-        assert torch.equal(taught.newton_schulz(g), lesson["newton_schulz"](g)) and taught.cost(shape) == lesson["cost"](shape)
+        assert torch.equal(taught.newton_schulz(g), lesson["newton_schulz"](g))
+        assert taught.cost(shape) == lesson["cost"](shape)
     assert taught.owners(SHAPES, 3) == lesson["owners"](SHAPES, 3)
 
 
@@ -77,12 +78,12 @@ def test_a_step_is_the_serial_step(runner, world, copies):
     assert run.fault is None, run.fault
     for mine in run.evidence:
         for dtype, seen in zip(DTYPES, mine, strict=True):
-            for due, apart in ((serial(dtype), 1e-6), (serial(None), 0.05)):
+            for due, apart in ((serial(dtype), 1e-6), (serial(None), 0.06)):
                 before = [first(number) for number in range(len(SHAPES) + len(OTHERS))]
                 for step, right in zip(seen, due, strict=True):
                     for was, weight, its in zip(before, step, right, strict=True):
-                        # Of how far it has moved, besides the weights' own rounding.
-                        print(dtype, apart, ((weight - its).norm() / (its - was).norm()).item())
+                        # Of how far it has moved, besides the weights' own rounding. torch's bfloat16 is 1.1 % from
+                        # our float32, and 3.9 % from our bfloat16, which rounds at other places.
                         assert (weight - its).norm() <= apart * (its - was).norm() + 1e-6 * its.norm()
                         assert (its - was).norm() > 1e-3 * its.norm()
     sent = [[c.sent for c in collectives(run.events) if c.rank == r and c.op == "all_to_all"] for r in range(world)]
@@ -91,35 +92,62 @@ def test_a_step_is_the_serial_step(runner, world, copies):
         assert sum(sent[rank]) == due
 
 
-@pytest.fixture(scope="module")
-def runs(runner):
-    """main() of the solution, run after run, in one job: losses of steps, and whether the run has ended."""
+def test_fifty_steps_and_a_stop(runner):
+    """main() of the solution, run after run in one job."""
     student = Student(runner, "", lessons.units("fsdp_training", "solutions"), [])
-    fifty = (
-        "--epochs 25 --max-steps 50 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --optimizer muon --lr 2e-3 "
-        "--seed 11 --log-every 1"
+    argv = (
+        "--epochs 25 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --optimizer muon --lr 5e-3 --seed 11 "
+        "--log-every 1"
     ).split()
+    short = [*argv, "--epochs", "3"]  # two steps each
     wanted = {
-        "1": [1, fifty],
-        "2": [2, [*fifty, "--save"]],
-        "3": [3, [*fifty, "--recompute"]],
-        "4": [4, [*fifty, "--sharding", "hybrid"]],
-        "bfloat16": [3, [*fifty, "--dtype", "bfloat16"]],
-        "1 in bfloat16": [1, [*fifty, "--dtype", "bfloat16"]],
+        "saved": [4, [*short, "--sharding", "hybrid", "--save"]],
+        "resumed": [4, [*short, "--sharding", "hybrid", "--resume", "out-0/step-2"]],
+        "4": [4, [*argv, "--sharding", "hybrid"]],
+        "resumed on 3": [3, [*short, "--resume", "out-0/step-2"]],
+        "3": [3, [*argv, "--recompute"]],
+        "3, bfloat16": [3, [*argv, "--dtype", "bfloat16"]],
+        "2": [2, argv],
+        "1": [1, argv],
+        "1, bfloat16": [1, [*argv, "--dtype", "bfloat16"]],
     }
-    names = list(wanted)
-    at = f"out-{names.index('2')}/step-"
-    return student, wanted, names, at
-
-
-def test_fifty_steps(runs):
-    student, wanted, names, at = runs
-    how = dict(world=4, group=False, common=True)
-    job = student.call(mains_on_rank, **how, runs=list(wanted.values()), data=corpus(student), keep=[])
-    losses = {name: [line["loss"] for line in reported(job, f"out-{n}") if line["kind"] == "step"] for n, name in enumerate(names)}
+    how = dict(world=4, group=False, common=True, data=corpus(student), keep=[])
+    job = student.call(mains_on_rank, runs=list(wanted.values()), **how)
+    lines = [reported(job, f"out-{number}") for number in range(len(wanted))]
+    losses = {
+        name: [line["loss"] for line in mine if line["kind"] == "step"]
+        for name, mine in zip(wanted, lines, strict=True)
+    }
     right = losses["1"]
     assert len(right) == 50 and right[-1] < right[0] - 0.1
     for name in ("2", "3", "4"):
         assert losses[name] == pytest.approx(right, rel=1e-4), name
-    assert losses["bfloat16"] == pytest.approx(losses["1 in bfloat16"], rel=1e-2) and losses["bfloat16"] != right
-    print({name: max(abs(a / b - 1) for a, b in zip(losses[name], right)) for name in names}, sorted(job.files))
+    assert losses["resumed"] == losses["saved"][2:]
+    assert losses["resumed on 3"] == pytest.approx(right[2:6], rel=1e-4)
+    # Products of activations are rounded, too, and summed over other batches.
+    assert losses["3, bfloat16"] == pytest.approx(losses["1, bfloat16"], rel=1e-2) and losses["3, bfloat16"] != right
+    print({name: max(abs(a / b - 1) for a, b in zip(losses[name], right)) for name in "234"})
+    print(max(abs(a / b - 1) for a, b in zip(losses["3, bfloat16"], losses["1, bfloat16"])), right[0], right[-1])
+
+
+def test_a_sealed_muon_is_one_line(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "13_fewer_bytes" in name else find(name))
+    training.check_muon(SimpleNamespace(optimizer="adamw"))
+    with pytest.raises(SystemExit) as stop:
+        training.check_muon(SimpleNamespace(optimizer="muon"))
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --optimizer muon") and "./workbook open muon" in line
+
+
+@pytest.mark.long
+def test_a_release_opens_it_with_the_lessons_todos(tmp_path, monkeypatch):
+    said = release.release(tmp_path / "out")
+    assert "--optimizer muon is sealed until 2 TODOs are right: it has their answers" in said
+    assert not (tmp_path / "out" / "utils" / "after_13_fewer_bytes.py").exists()
+    assert (tmp_path / "out" / "train" / "fsdp_training.py").exists() or "fsdp_training is sealed" in "".join(said)
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    assert sealed_lessons.sealed()["muon"] == ["13_fewer_bytes/8", "13_fewer_bytes/9"]
+    assert sealed_lessons.unseal_due({"13_fewer_bytes/8", "13_fewer_bytes/9"}) == ["muon"]
+    assert (tmp_path / "out" / "utils" / "after_13_fewer_bytes.py").is_file()
