@@ -121,7 +121,8 @@ class Muon(torch.optim.AdamW):
         mixtures = []
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                # AdamW, which loads a checkpoint, looks for a step in every state.
+                self.state[p] = {"momentum_buffer": torch.zeros_like(p), "step": torch.tensor(0.0)}
             average = self.state[p]["momentum_buffer"]
             average.lerp_(p.grad, 1 - momentum)
             mixtures.append(local(p.grad.lerp(average, momentum)).to(self.dtype))  # Nesterov's

@@ -40,7 +40,7 @@ def seal(course: Path, stem: str, files: Mapping[str, str], until: Collection[st
 
 
 def sealed() -> dict[str, list[str]]:
-    """The sealed lessons, in course order, and what is `ALSO` sealed: name -> TODOs (such as "ddp_training/4") that open it."""
+    """What is sealed, lessons in course order first: name -> TODOs (such as "ddp_training/4") that open it."""
     found = {}
     for stem in (*lessons.ORDER, *ALSO):
         path = lessons.COURSE / FOLDER / f"{stem}.seal"
