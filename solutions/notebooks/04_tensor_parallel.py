@@ -1126,8 +1126,8 @@ plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measu
 #
 # As long as each rank gets whole heads of keys, nothing is new. With more ranks than heads of keys, a head of keys is
 # needed on several ranks, in a row: a rank has its own heads of queries, and a **copy** of the head of keys that they use.
-# It is no shard, and no copy on all ranks, either. Each copy learns from its own rank's queries only, so their gradients
-# must be summed, over the ranks that have this head and no others. Otherwise the copies drift apart, without any error.
+# Each copy learns from its own rank's queries only, so the gradients of the copies must be summed, over the ranks that
+# have this head and no others. Otherwise the copies drift apart, without any error.
 #
 # (The other way, which Megatron-LM and this course's `--block llama` take, is to give each rank a part of the head, and
 # to gather the keys and values of all its tokens. That sends more, and no weight is held twice.)
@@ -1165,8 +1165,8 @@ class GroupedAttention(nn.Module):
     and ``head_dim``; k and v have fewer outputs than q, or as many. A rank has an even part of the heads of queries.
 
     Raises:
-        ValueError: ranks cannot divide the heads of queries evenly, or neither the number of ranks divides that of the
-            heads of keys, nor the other way round.
+        ValueError: the ranks cannot divide the heads of queries evenly; or the number of ranks does not divide the number
+            of key heads, nor the other way round.
     """
 
     def __init__(self, whole: nn.Module, rank: int, world: int) -> None:

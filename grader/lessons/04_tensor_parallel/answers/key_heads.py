@@ -60,12 +60,7 @@ WRONG = [
         swap=("(key_heads % world and world % key_heads)", "key_heads % world"),
         says="ValueError",
     ),
-    Answer(
-        14,
-        "heads of keys are not looked at",
-        swap=(" or (key_heads % world and world % key_heads)", ""),
-        says="refused",
-    ),
+    Answer(14, "heads of keys are not looked at", swap=(" or (key_heads % world and world % key_heads)", "")),
 ]
 
 
