@@ -265,6 +265,7 @@ def size(n_bytes: float) -> str:
 
 
 FIGURE = 14  # characters that fit on a card in one line; what is longer gets a line of the list below the cards
+WHERE = ("nodes", "job", "began", "took", "device")  # these get one, too
 
 PAGE = template("""{% extends "frame" %}
 {% block title %}{{ title }}{% endblock %}
@@ -349,13 +350,14 @@ def page(
         dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode())
         for name, heading, text in pictures
     ]
+    figures = {name: value for name, value in facts.items() if len(value) <= FIGURE and name not in WHERE}
     path = folder / "report.html"
     write_whole(  # a link of that name is replaced, and not followed
         path,
         PAGE.render(
             title=title,
-            figures={name: value for name, value in facts.items() if len(value) <= FIGURE},
-            facts={name: value for name, value in facts.items() if len(value) > FIGURE},
+            figures=figures,
+            facts={name: value for name, value in facts.items() if name not in figures},
             pictures=shown,
             note=note,
             links=links or {},

@@ -28,11 +28,11 @@ STYLE = """{% extends "frame" %}
   dt { color: #6e7781; } dd { white-space: pre-wrap; }
   .bar { background: #eaeef2; height: .5rem; width: 5rem; display: block; }
   .bar span { background: #2da44e; height: 100%; display: block; }
-  .todos td:first-child { width: 35%; }
+  @media (min-width: 40rem) { .todos td:first-child { width: 35%; } }
   @media (max-width: 40rem) {
     dl { grid-template-columns: 1fr; margin-left: .6rem; } dd { margin-bottom: .3rem; }
     .todos tr { display: grid; grid-template-columns: 1fr auto; border-bottom: 1px solid #eaeef2; }
-    .todos :is(td, th) { border: 0; width: auto; } .todos :is(td, th):last-child { grid-column: 1 / -1; }
+    .todos :is(td, th) { border: 0; } .todos :is(td, th):last-child { grid-column: 1 / -1; }
   }
 {% endblock %}
 """
