@@ -315,8 +315,9 @@ PAGE = template("""{% extends "frame" %}
 {% if operations %}
 <section class="whole">
 <h2>The most expensive operations</h2>
-<p>Of a step, from three that were recorded with the profiler{% if ranks > 1 %}: means over the ranks{% endif %}. Time in an
-operation that it calls is that operation's{% if ranks > 1 %}; a message's includes the wait for other ranks{% endif %}.</p>
+<p>Of a step, from three that were recorded with the profiler{% if ranks > 1 %}: means over the ranks{% endif %}.
+Time in an operation that it calls is that operation's
+{%- if ranks > 1 %}; a message's includes the wait for other ranks{% endif %}.</p>
 <table>
 <tr><th>operation<th class="number">calls<th class="number">ms
 {% if ranks > 1 %}<th class="number">longest<th class="number">on rank{% endif %}</tr>
@@ -343,8 +344,8 @@ def page(
     operations: Sequence[dict[str, Any]] = (),
     ranks: int = 0,
 ) -> Path:
-    """Write folder/report.html; `pictures`: file, title, text; `operations`: rows of `traces.most_expensive`, of `ranks`
-    ranks.
+    """Write folder/report.html; `pictures`: file, title, text; `operations`: rows of `traces.most_expensive`, of
+    `ranks` ranks.
     """
     shown = [
         dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode())
