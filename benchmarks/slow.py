@@ -12,6 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -186,8 +187,6 @@ def flops(told: SimpleNamespace, step: Step) -> float:
 
 def standing(told: SimpleNamespace, step: Step) -> float:
     """Checkpoints that the thread that trains writes itself."""
-    import threading
-
     return noted("write_10", lambda *_: threading.current_thread() is threading.main_thread())(told, step)
 
 
@@ -219,22 +218,34 @@ def all_measured(rank: int, world: int, numbers: list[int], pairs: int, steps: i
 
 def measured(rank: int, number: int, pairs: int, steps: int) -> dict[str, list[float]]:
     """Seconds of a step, pair by pair, and counts, for the slow and the mended story."""
-    story, out = STORIES[number], {}
+    story, out, others = STORIES[number], {}, set(threading.enumerate())
+
+    def settled() -> None:
+        """Wait for what a step left to a thread: a checkpoint is complete before the next one goes to the same path."""
+        for thread in set(threading.enumerate()) - others:
+            thread.join()
+
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         told = {kind: told_by(kind == "mended") for kind in ("slow", "mended")}
         made = {kind: story.make(told[kind], rank) for kind in told}
         for kind, step in made.items():
             step()
+            settled()
             out[f"{kind} counts"] = [float(story.count(told[kind], step))]
+            settled()
             out[kind] = []
         for pair in range(pairs):
             for kind in ("slow", "mended") if pair % 2 else ("mended", "slow"):
                 dist.barrier()
-                began = time.perf_counter()
+                seconds = 0.0
                 for _ in range(steps):
+                    began = time.perf_counter()
                     made[kind]()
+                    seconds += time.perf_counter() - began
+                    settled()  # not counted: between two checkpoints of a run lies a long time
+                began = time.perf_counter()
                 dist.barrier()
-                out[kind].append((time.perf_counter() - began) / steps)
+                out[kind].append((seconds + time.perf_counter() - began) / steps)
     return out
 
 

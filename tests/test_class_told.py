@@ -64,4 +64,5 @@ def test_lab_tells_root_what_to_do(monkeypatch, tmp_path):
     assert CliRunner().invoke(app, ["lab", "--port", "8917", "--allow-root", "--ip=0.0.0.0"]).exit_code == 0
     assert started[1][-4:] == ["--port", "8917", "--allow-root", "--ip=0.0.0.0"]
     overrides = tmp_path / ".workbook" / "jupyter" / "settings" / "overrides.json"
-    assert json.loads(overrides.read_text())
+    given = json.loads(overrides.read_text())
+    assert given["@jupyterlab/notebook-extension:tracker"]["codeCellConfig"] == {"lineWrap": True}

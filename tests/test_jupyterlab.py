@@ -160,6 +160,12 @@ def test_a_student_solves_a_todo(address, browser, course, tmp_path):
     # Nothing is asked before anything can be read.
     assert "Jupyter news" not in browser.find_element("tag name", "body").text
 
+    # No line is cut, though many are longer than a cell is wide.
+    assert do(
+        "const lines = [...document.querySelectorAll('.jp-CodeCell .cm-scroller')]; return lines.length &&"
+        " lines.every(area => area.scrollWidth <= area.clientWidth + 1)"
+    )
+
     shown = check("not-done")
     assert "· 01_collectives/1" in shown and "TODO 1 is not done yet" in shown and "hint" in shown
 

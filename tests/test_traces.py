@@ -1,4 +1,4 @@
-"""The traces of all ranks as one, the dearest operations, and what a run is told to look at first."""
+"""The traces of all ranks as one, the most expensive operations, and what a run is told to look at first."""
 
 import gzip
 import json
@@ -66,8 +66,8 @@ def test_the_ranks_traces_become_one(folder):
     assert begins == {0: 0.0, 1: 2000.0}, "the axis is not common to both"
 
 
-def test_the_dearest_operations_without_what_they_call(folder):
-    rows = {row["name"]: row for row in traces.dearest(traces.read(folder))}
+def test_the_most_expensive_operations_without_what_they_call(folder):
+    rows = {row["name"]: row for row in traces.most_expensive(traces.read(folder))}
     assert [*rows] == ["gloo:all_reduce", "aten::mm", "aten::linear"], "ranges such as forward are no operations"
     assert rows["aten::linear"]["ms"] == pytest.approx(0.005) and rows["aten::linear"]["calls"] == 1
     assert rows["aten::mm"]["ms"] == pytest.approx(0.030) and rows["aten::mm"]["calls"] == 1.5
@@ -131,4 +131,4 @@ def test_the_report_links_the_trace_and_lists_operations(folder):
     html = page.write(folder).read_text("utf-8")
     assert 'href="usage/trace.json.gz"' in html and "aten::linear" in html
     (folder / "usage" / "trace-0.json.gz").unlink(), (folder / "usage" / "trace-1.json.gz").unlink()
-    assert "dearest" not in page.write(folder).read_text("utf-8")
+    assert "most expensive" not in page.write(folder).read_text("utf-8")

@@ -77,6 +77,7 @@ from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import check_averages, cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
+from utils.llama import SwiGLU
 from utils.metrics import Metrics
 from utils.model import MLP, TransformerLM
 from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
@@ -173,10 +174,10 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Experts under their numbers in the whole block: which of them a rank has does not change their names."""
 
-    def __init__(self, first: MLP, n_experts: int, dim: int) -> None:
+    def __init__(self, first: MLP | SwiGLU, n_experts: int, dim: int) -> None:
         super().__init__()
         for number in range(n_experts):
-            self.add_module(str(number), MLP(dim) if number else first)
+            self.add_module(str(number), type(first)(dim) if number else first)
 
     def keep(self, numbers: range) -> None:
         for name, _ in list(self.named_children()):
@@ -196,7 +197,7 @@ class Mixture(nn.Module):
     expert, and `balance` is the balancing loss over all ranks' tokens.
     """
 
-    def __init__(self, mlp: MLP, dim: int, n_experts: int, k: int) -> None:
+    def __init__(self, mlp: MLP | SwiGLU, dim: int, n_experts: int, k: int) -> None:
         super().__init__()
         self.n_experts = n_experts
         self.router = Router(dim, n_experts, k)
@@ -240,6 +241,7 @@ def model_config(vocab_size: int, args: argparse.Namespace) -> dict[str, Any]:
     """The sizes of the model, which every checkpoint carries: what `make_model` takes."""
     plain = {"vocab_size": vocab_size, "dim": args.dim, "n_heads": args.heads, "n_layers": args.layers}
     plain |= {"max_len": args.seq_len, "dropout": args.dropout}
+    plain |= {"kv_heads": args.kv_heads} if args.kv_heads else {}
     return plain | {"n_experts": args.experts, "top_k": args.top_k}
 
 

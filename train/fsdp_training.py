@@ -130,7 +130,7 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     # TODO 4: Start from the serial run's weights, while no rank except one ever holds all of them. Here, build a model
     # that takes no memory: on the device "meta" a tensor has a shape but no content. first_weights, below, fills it.
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
-    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+    return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> nn.Module:

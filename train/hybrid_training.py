@@ -99,6 +99,7 @@ from utils.device_memory import device_memory
 from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.job import prepare, say_what_runs
+from utils.llama import share_key_heads
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -199,7 +200,7 @@ def model_maker(args: argparse.Namespace) -> Callable[..., TransformerLM]:
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     """The whole model on the meta device, to take layers from: its weights have shapes, and take no memory."""
     sizes = {"vocab_size": vocab_size, "dim": args.dim, "n_heads": args.heads, "n_layers": args.layers}
-    sizes |= {"max_len": args.seq_len, "dropout": args.dropout}
+    sizes |= {"max_len": args.seq_len, "dropout": args.dropout, "kv_heads": args.kv_heads}
     if args.experts:
         sizes |= {"n_experts": args.experts, "top_k": args.top_k}
     with torch.device("meta"):
@@ -222,6 +223,7 @@ def parallelize(
         divide_tokens(stage.submod, work["cp"], device, args)
         if work["tp"].size() > 1:
             split(stage.submod, states["tp"], args)
+            share_key_heads(stage.submod.blocks, work.get_group("tp"), args.kv_heads)  # for a llama block
         if args.experts:
             divide_experts(stage.submod, experts)
         if args.recompute:
@@ -241,6 +243,7 @@ def divide_tokens(layers: Layers, mesh: DeviceMesh, device: torch.device, args: 
         layers.places = places_of(mesh.get_local_rank(), mesh.size(), args.seq_len, args.cp_method).to(device)
         for block in layers.blocks.values():
             block.attention.attend = ContextAttention(mesh.get_group(), args.cp_method)
+            block.attention.positions = layers.places  # for a llama block
 
 
 def own_tokens(stages: list[PipelineStage], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

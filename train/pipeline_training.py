@@ -87,6 +87,7 @@ from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.job import prepare, say_what_runs
+from utils.llama_sizes import attention_parameters, mlp_parameters
 from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -143,7 +144,10 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, pipel
 def head_in_blocks(model: TransformerLM) -> float:
     """The cost of the head in units of a block: operations of a forward pass for one token, as in 05/1."""
     dim, length, words = (model.config[name] for name in ("dim", "max_len", "vocab_size"))
-    return 2 * dim * words / (24 * dim**2 + 4 * length * dim)
+    matrices = 12 * dim**2
+    if "kv_heads" in model.config:
+        matrices = attention_parameters(dim, model.config["n_heads"], model.config["kv_heads"]) + mlp_parameters(dim)
+    return 2 * dim * words / (2 * matrices + 4 * length * dim)
 
 
 def cut(blocks: int, n_stages: int, head: float) -> list[range]:
@@ -179,7 +183,10 @@ class Layers(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
             if self.token_embedding is not None:
                 positions_T = torch.arange(x.shape[1], device=x.device)
-                x = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
+                x = self.token_embedding(x)
+                if self.position_embedding is not None:  # a llama block turns queries and keys instead
+                    x = x + self.position_embedding(positions_T)
+                x = self.dropout(x)
             for block in self.blocks.values():
                 x = block(x)
             return x if self.norm is None else self.norm(x)
@@ -188,7 +195,7 @@ class Layers(nn.Module):
 def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     """The whole model, to take layers from. Its weights have shapes but no memory."""
     with torch.device("meta"):
-        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
 
 
 def make_stages(

@@ -249,7 +249,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
 def build_model(vocab_size: int, device: torch.device, args: argparse.Namespace) -> nn.Module:
     """The model, sharded over all ranks, with the serial run's first weights."""
     with torch.device("meta"):
-        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     if args.recompute:
         recompute(model)
     options = {"mesh": init_device_mesh(device.type, (dist.get_world_size(),)), "mp_policy": precision(args)}

@@ -77,6 +77,8 @@ from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
+from utils.llama import share_key_heads
+from utils.llama_sizes import cannot_split
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.training import Loaders, Samplers, Sets, check_position, make_optimizer, make_sets, perplexity
@@ -101,6 +103,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     if args.heads % args.tp:
         parser.error(f"--heads {args.heads} is not divisible by --tp {args.tp}: heads cannot be split")
+    if problem := cannot_split(args):
+        parser.error(problem)
     if args.dropout and args.tp > 1:
         # Ranks must drop the same numbers where they hold copies, and different ones elsewhere: one seed cannot do both.
         parser.error(
@@ -162,6 +166,9 @@ def split(model: nn.Module, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     layout = stream_layout(args)
     plan = {f"blocks.*.{name}": style for name, style in block_plan(layout).items()}
     plan |= ends_plan(layout) | position_plan(layout) | norms_plan(layout)
+    if args.block == "llama":  # its layers have the names of the gpt's, and it has no table of positions
+        plan.pop("position_embedding", None)
+        share_key_heads(model.blocks, mesh.get_group(), args.kv_heads)
     if plan:
         parallelize_module(model, mesh, plan)
     share_loss(model)
@@ -361,7 +368,7 @@ def main(argv: list[str] | None = None) -> None:
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
 
     with torch.device("meta"):  # no memory yet
-        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
     model = parallelize(model, mesh, args)
     check_chunks(model)

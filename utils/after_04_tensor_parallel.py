@@ -16,6 +16,7 @@ from utils import loss
 from utils.products import factor
 
 TAUGHT_IN = "04_tensor_parallel"  # no rank of that lesson can import this
+TAUGHT_BY = "1 2 3 4 5 6 7 8 9 10 11 12 13"  # not the last TODO, which tp_training needs for --block llama alone
 
 
 class VocabParallelHeadLoss(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.products import scaled_dot_product_attention
+from utils.products import scaled_dot_product_attention, with_heads_of
 
 TAUGHT_IN = "06_context_parallel"  # no rank of that lesson can import this
 
@@ -88,6 +88,14 @@ def finish(works: list[dist.Work]) -> None:
         work.wait()
 
 
+def sum_of_groups(gradient_BHCK: Tensor, k: Tensor) -> Tensor:
+    """The gradient of keys or values like k from those of their copies, one for each head of queries: the sum over each
+    group of heads. The backward pass of `with_heads_of`.
+    """
+    H, G = gradient_BHCK.shape[1], k.shape[1]
+    return gradient_BHCK if H == G else gradient_BHCK.unflatten(1, (G, H // G)).sum(dim=2)
+
+
 class RingAttention(torch.autograd.Function):
     """Queries stay, keys and values rotate (arXiv:2310.01889). The softmax is computed block by block, and in the
     backward pass once more (arXiv:2205.14135): what is saved does not grow with the number of ranks.
@@ -110,12 +118,12 @@ class RingAttention(torch.autograd.Function):
         for step in range(world):
             arriving, works = start_to_pass_on([k, v], group) if step < world - 1 else ([], [])
             for rows, columns, mask in tiles(blocks((rank - step) % world), q_BHCK.shape[2]):
-                scores_BHCC = scores(q_BHCK[:, :, rows], k[:, :, columns], mask)
+                scores_BHCC = scores(q_BHCK[:, :, rows], with_heads_of(q_BHCK, k[:, :, columns]), mask)
                 new_BHC = torch.logaddexp(lse_BHC[:, :, rows], scores_BHCC.logsumexp(dim=-1))
                 weights_BHCC = (scores_BHCC - finite(new_BHC)[..., None]).exp()
                 kept_BHC = (lse_BHC[:, :, rows] - finite(new_BHC)).exp()
                 out_BHCK[:, :, rows] *= kept_BHC[..., None]
-                out_BHCK[:, :, rows] += weights_BHCC.to(v.dtype) @ v[:, :, columns]
+                out_BHCK[:, :, rows] += weights_BHCC.to(v.dtype) @ with_heads_of(q_BHCK, v[:, :, columns])
                 lse_BHC[:, :, rows] = new_BHC
             finish(works)
             k, v = arriving or (k, v)
@@ -134,15 +142,14 @@ class RingAttention(torch.autograd.Function):
             arriving, works = start_to_pass_on([k, v], ctx.group) if step < world - 1 else ([], [])
             for rows, columns, mask in tiles(ctx.blocks((rank - step) % world), q.shape[2]):
                 grad_out = grad_out_BHCK[:, :, rows]
-                weights_BHCC = (
-                    scores(q[:, :, rows], k[:, :, columns], mask) - finite(lse_BHC[:, :, rows])[..., None]
-                ).exp()
-                grad_weights_BHCC = grad_out @ v[:, :, columns].transpose(-2, -1)
+                keys, values = (with_heads_of(q, part[:, :, columns]) for part in (k, v))
+                weights_BHCC = (scores(q[:, :, rows], keys, mask) - finite(lse_BHC[:, :, rows])[..., None]).exp()
+                grad_weights_BHCC = grad_out @ values.transpose(-2, -1)
                 grad_scores_BHCC = weights_BHCC * (grad_weights_BHCC - delta_BHC[:, :, rows, None])
                 grad_scores_BHCC = (grad_scores_BHCC / math.sqrt(q.shape[-1])).to(q.dtype)
-                grad_q[:, :, rows] += grad_scores_BHCC @ k[:, :, columns]
-                grad_k[:, :, columns] += grad_scores_BHCC.transpose(-2, -1) @ q[:, :, rows]
-                grad_v[:, :, columns] += weights_BHCC.to(v.dtype).transpose(-2, -1) @ grad_out
+                grad_q[:, :, rows] += grad_scores_BHCC @ keys
+                grad_k[:, :, columns] += sum_of_groups(grad_scores_BHCC.transpose(-2, -1) @ q[:, :, rows], k)
+                grad_v[:, :, columns] += sum_of_groups(weights_BHCC.to(v.dtype).transpose(-2, -1) @ grad_out, v)
             finish(works)
             k, v = arriving or (k, v)
             if world > 1:  # N rounds: the last one brings them back to the rank that has these keys
@@ -157,7 +164,8 @@ def ring_attention(
     """Attention of this rank's queries to the keys of all ranks of the group: (B, H, C, K).
 
     Args:
-        q_BHCK, k_BHCK, v_BHCK: of this rank's tokens, of one shape on all ranks of the group.
+        q_BHCK, k_BHCK, v_BHCK: of this rank's tokens, of one shape on all ranks of the group. k and v may have fewer
+            heads than q, each for a group of consecutive ones.
         blocks: for each rank, by its number in the group, what this rank's queries see of its keys. A query
             that sees no key at all gets zeros.
         group: all of its ranks must call this.
@@ -194,6 +202,7 @@ def ulysses(
     (arXiv:2309.14509). Rank r of the group has the r-th C tokens of the sequence.
 
     Args:
+        k_BHCK, v_BHCK: may have fewer heads than q, each for a group of consecutive ones.
         mask: which query of the whole sequence sees which key, in place of the causal mask: (B, 1, T, T).
 
     Raises:
@@ -202,6 +211,10 @@ def ulysses(
     heads, world = q_BHCK.shape[1], dist.get_world_size(group)
     if heads % world:
         raise ValueError(f"{heads} heads cannot be divided evenly among {world} ranks")
+    # Fewer heads of keys than ranks: as many copies of each as make one for every rank, and no more.
+    copies = world // math.gcd(world, k_BHCK.shape[1])
+    if copies > 1:
+        k_BHCK, v_BHCK = (part.repeat_interleave(copies, dim=1) for part in (k_BHCK, v_BHCK))
     q, k, v = (Exchange.apply(tensor, 1, 2, group) for tensor in (q_BHCK, k_BHCK, v_BHCK))
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return Exchange.apply(out, 2, 1, group)

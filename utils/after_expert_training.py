@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from utils.after_07_expert_parallel import combine, dispatch
+from utils.llama import SwiGLU
 from utils.model import MLP, TransformerLM
 
 TAUGHT_IN = "expert_training"  # no rank of that lesson can import this
@@ -43,10 +44,10 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Experts under their numbers in the whole block: which of them a rank has does not change their names."""
 
-    def __init__(self, first: MLP, n_experts: int, dim: int) -> None:
+    def __init__(self, first: MLP | SwiGLU, n_experts: int, dim: int) -> None:
         super().__init__()
         for number in range(n_experts):
-            self.add_module(str(number), MLP(dim) if number else first)
+            self.add_module(str(number), type(first)(dim) if number else first)
 
     def keep(self, numbers: range) -> None:
         for name, _ in list(self.named_children()):
@@ -64,7 +65,7 @@ class Mixture(nn.Module):
     chose each expert, int64 (E,): see `count_tokens`.
     """
 
-    def __init__(self, mlp: MLP, dim: int, n_experts: int, k: int) -> None:
+    def __init__(self, mlp: MLP | SwiGLU, dim: int, n_experts: int, k: int) -> None:
         super().__init__()
         self.n_experts = n_experts
         self.router = Router(dim, n_experts, k)
@@ -83,7 +84,7 @@ class Mixture(nn.Module):
 def make_mixtures(n_experts: int, top_k: int, **plain: Any) -> TransformerLM:
     """The model with all experts, and with expert_training's first weights, which follow from torch's seed alone."""
     model = TransformerLM(**plain)
-    model.config = plain | {"n_experts": n_experts, "top_k": top_k}
+    model.config |= {"n_experts": n_experts, "top_k": top_k}
     for block in model.blocks:
         block.mlp = Mixture(block.mlp, plain["dim"], n_experts, top_k)
         for number, expert in enumerate(block.mlp.experts.children()):

@@ -47,7 +47,10 @@ class Layers(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
             if self.token_embedding is not None:
                 positions_T = torch.arange(x.shape[1], device=x.device) if self.places is None else self.places
-                x = self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))
+                x = self.token_embedding(x)
+                if self.position_embedding is not None:  # Llama's blocks know their tokens' places
+                    x = x + self.position_embedding(positions_T)
+                x = self.dropout(x)
             for block in self.blocks.values():
                 x = block(x)
             return x if self.norm is None else self.norm(x)

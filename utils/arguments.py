@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
             if getattr(args, name) is None:
                 setattr(args, name, value)
         self.check_size(args)
+        self.set_kv_heads(args)
         return args, unknown
 
     def check_size(self, args: argparse.Namespace) -> None:
@@ -61,6 +62,22 @@ class Parser(argparse.ArgumentParser):
             self.error(
                 f"--dim {args.dim}, --layers {args.layers}, --seq-len {args.seq_len}: the weights alone are"
                 f" {needs / 1e9:,.0f} GB, and the memory here is {there / 1e9:,.0f} GB"
+            )
+
+    def set_kv_heads(self, args: argparse.Namespace) -> None:
+        """Afterwards args.kv_heads is 0 for the gpt block, as `TransformerLM` takes it."""
+        if args.block == "gpt":
+            if args.kv_heads:
+                self.error(f"--kv-heads {args.kv_heads} is for --block llama: a gpt block has as many as --heads")
+            args.kv_heads = 0
+            return
+        args.kv_heads = args.kv_heads or args.heads
+        if args.heads % args.kv_heads:
+            self.error(f"--heads {args.heads} is not divisible by --kv-heads {args.kv_heads}")
+        if args.dim % args.heads == 0 and args.dim // args.heads % 2:
+            self.error(
+                f"--dim {args.dim} on --heads {args.heads} is {args.dim // args.heads} numbers for each head;"
+                " rotary positions need an even number"
             )
 
 
@@ -92,6 +109,8 @@ def training_parser(name: str, optimizers: tuple[str, ...] = ("adamw", "sgd")) -
     add("--dim", type=whole(1), help="width of the model" + by_size("dim"))
     add("--heads", type=whole(1), help="attention heads; must divide --dim" + by_size("heads"))
     add("--layers", type=whole(1), help="Transformer blocks" + by_size("layers"))
+    add("--block", choices=("gpt", "llama"), default="gpt", help="what the model consists of; llama: utils/llama.py")
+    add("--kv-heads", type=whole(1), help="heads of keys and values in a llama block; without it, as many as --heads")
     add("--dropout", type=real(0.0, below=1.0), default=0.0, help="fraction of activations dropped in training")
     add("--optimizer", choices=optimizers, default=optimizers[0], help="update rule of the weights")
     add("--lr", type=real(0.0), default=1e-3, help="learning rate")

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from utils.distributed import print0
+from utils.llama_sizes import hidden_width
 from utils.memory import Peak, held
 from utils.pipeline_flags import stages_a_rank
 from utils.report.runs import COMPARED
@@ -175,6 +176,9 @@ class Beside:
             sequence=args.seq_len,
             experts=args.experts,
             active=args.top_k if args.experts else 1,
+            mlp=hidden_width(args.dim) if args.kv_heads else 0,
+            key_heads=args.kv_heads,
+            block=args.block,
         )
         plan = self.plan.Plan(
             batch=args.batch_size,

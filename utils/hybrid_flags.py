@@ -6,6 +6,7 @@ import importlib.util
 from utils.arguments import real, whole
 from utils.compare_plan import WATCHED
 from utils.distributed import fail, set_batch_size
+from utils.llama_sizes import cannot_split
 from utils.pipeline_flags import SCHEDULES, check_pipeline
 
 
@@ -53,6 +54,8 @@ def check_hybrid(args: argparse.Namespace, ranks: int) -> None:
         fail(f"--dim {args.dim} is not divisible by --heads {args.heads}")
     if args.heads % args.tp:
         fail(f"--heads {args.heads} is not divisible by --tp {args.tp}: no head is on two ranks")
+    if problem := cannot_split(args):
+        fail(problem)
     check_context(args)
     if args.sequence_parallel and args.seq_len // args.cp % args.tp:
         of = f"--seq-len {args.seq_len}" + (f" on --cp {args.cp} ranks" if args.cp > 1 else "")

@@ -1,4 +1,4 @@
-"""The language model that every lesson trains: a small GPT.
+"""The language model that every lesson trains: a small GPT, or with `--block llama` one of Llama's blocks.
 
 Shapes are in the names: B sequences, T tokens, D width, H heads, K width of a
 head, V words.
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils import llama
 from utils.data import IGNORE
 from utils.loss import head_loss
 from utils.products import Linear, scaled_dot_product_attention  # torch's, for processors without bfloat16, too
@@ -76,9 +77,10 @@ class TransformerLM(nn.Module):
         dim: D, width of the stream; n_heads must divide it.
         max_len: tokens in the longest input; positions are learned.
         dropout: applied in training mode to embeddings, attention and each half block.
+        kv_heads: 0: the blocks above; else the blocks of `utils/llama.py`, with this many heads of keys and values.
 
     Raises:
-        ValueError: dim is not divisible by n_heads.
+        ValueError: dim is not divisible by n_heads, or n_heads not by kv_heads.
     """
 
     # It has no buffers, and must not get any: DDP broadcasts them in every forward
@@ -92,10 +94,13 @@ class TransformerLM(nn.Module):
         n_layers: int = 2,
         max_len: int = 256,
         dropout: float = 0.0,
+        kv_heads: int = 0,
     ) -> None:
         super().__init__()
         if dim % n_heads:
             raise ValueError(f"dim {dim} is not divisible by {n_heads} heads")
+        if kv_heads and n_heads % kv_heads:
+            raise ValueError(f"{n_heads} heads are not divisible by {kv_heads} heads of keys and values")
         # Everything that a checkpoint needs to build the model again.
         self.config = {
             "vocab_size": vocab_size,
@@ -104,13 +109,17 @@ class TransformerLM(nn.Module):
             "n_layers": n_layers,
             "max_len": max_len,
             "dropout": dropout,
-        }
+        } | ({"kv_heads": kv_heads} if kv_heads else {})
         self.max_len = max_len
         self.token_embedding = nn.Embedding(vocab_size, dim)
-        self.position_embedding = nn.Embedding(max_len, dim)
+        self.position_embedding = None if kv_heads else nn.Embedding(max_len, dim)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
-        self.norm = nn.LayerNorm(dim)
+        if kv_heads:
+            self.blocks = nn.ModuleList(llama.Block(dim, n_heads, kv_heads, dropout) for _ in range(n_layers))
+            self.norm = nn.RMSNorm(dim, eps=llama.EPS)
+        else:
+            self.blocks = nn.ModuleList(Block(dim, n_heads, dropout) for _ in range(n_layers))
+            self.norm = nn.LayerNorm(dim)
         self.head = Linear(dim, vocab_size, bias=False)
         self.head_loss = head_loss  # where ranks split the head's words, a different function replaces it
         self.init_weights()
@@ -141,9 +150,14 @@ class TransformerLM(nn.Module):
         T = x.shape[1]
         if T > self.max_len:
             raise ValueError(f"input of {T} tokens, but the model was built for at most {self.max_len} (max_len)")
-        if positions is None:
-            positions = torch.arange(T, device=x.device)
-        h_BTD = self.dropout(self.token_embedding(x) + self.position_embedding(positions))
+        h_BTD = self.token_embedding(x)
+        if self.position_embedding is None:
+            for block in self.blocks:
+                block.attention.positions = positions
+        else:
+            positions = torch.arange(T, device=x.device) if positions is None else positions
+            h_BTD = h_BTD + self.position_embedding(positions)
+        h_BTD = self.dropout(h_BTD)
         for block in self.blocks:
             h_BTD = block(h_BTD)
         h_BTD = self.norm(h_BTD)

@@ -83,7 +83,19 @@ def in_products_dtype(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 linear = in_products_dtype(F.linear)
-scaled_dot_product_attention = in_products_dtype(F.scaled_dot_product_attention)
+attention = in_products_dtype(F.scaled_dot_product_attention)
+
+
+def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **how) -> Tensor:
+    """torch's. k and v may have fewer heads than q, (…, heads, tokens, numbers): each is then for a group of them."""
+    return attention(q, with_heads_of(q, k), with_heads_of(q, v), **how)
+
+
+def with_heads_of(q: Tensor, k: Tensor) -> Tensor:
+    """Keys or values with as many heads as q, (…, heads, tokens, numbers): each head is repeated for the consecutive
+    heads of its group (arXiv:2305.13245).
+    """
+    return k if k.shape[-3] == q.shape[-3] else k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
 
 
 class Linear(nn.Linear):

@@ -1119,6 +1119,99 @@ def product_curve(size: int, rank: int, world: int) -> list[tuple[int, float]]:
 plots.rates({"A100, half precision": list(RATES.items()), "here, float32": measured})
 
 # %% [markdown]
+# ## Fewer key heads than ranks
+#
+# Many models have **grouped queries** ([arXiv:2305.13245](https://arxiv.org/abs/2305.13245)): consecutive heads of
+# queries use one head of keys and values together. Llama 3 70B has 64 heads of queries, and 8 of keys and values.
+#
+# As long as each rank gets whole heads of keys, nothing is new. With more ranks than heads of keys, a head of keys is
+# needed on several ranks, in a row: a rank has its own heads of queries, and a **copy** of the head of keys that they use.
+# Each copy learns from its own rank's queries only, so the gradients of the copies must be summed, over the ranks that
+# have this head and no others. Otherwise the copies drift apart, without any error.
+#
+# (The other way, which Megatron-LM and this course's `--block llama` take, is to give each rank a part of the head, and
+# to gather the keys and values of all its tokens. That sends more, and no weight is held twice.)
+#
+# | call | what it does |
+# |---|---|
+# | `dist.new_subgroups(n)` | makes groups of `n` consecutive ranks each; all ranks call it. Returns this rank's group, and all groups |
+# | `summed(tensor, group)` | below: the tensor itself; the gradients that reach it are summed over the ranks of the group |
+# | `tensor.repeat_interleave(n, dim)` | each entry along `dim` `n` times in a row |
+
+
+# %%
+class SumGradients(torch.autograd.Function):
+    """f, over the ranks of a group."""
+
+    @staticmethod
+    def forward(ctx, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return SumGradients.apply(tensor, group)
+
+
+# %% nbgrader={"grade": false, "grade_id": "todo_14", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class GroupedAttention(nn.Module):
+    """Causal self-attention with grouped queries, by whole heads. ``whole`` has layers q, k, v and out, without biases,
+    and ``head_dim``; k and v have fewer outputs than q, or as many. A rank has an even part of the heads of queries.
+
+    Raises:
+        ValueError: the ranks cannot divide the heads of queries evenly; or the number of ranks does not divide the number
+            of key heads, nor the other way round.
+    """
+
+    def __init__(self, whole: nn.Module, rank: int, world: int) -> None:
+        super().__init__()
+        self.head_dim = whole.head_dim
+        # TODO 14: Give each rank the heads of keys that its queries use, also where there are fewer than ranks. First
+        # refuse what cannot be divided, with a ValueError whose text names all three numbers: heads of queries, heads of
+        # keys, and ranks. Then the layers q, k, v and out: of keys and values, hold no head that this rank's queries do
+        # not use.
+        ### BEGIN SOLUTION
+        heads, key_heads = (layer.out_features // whole.head_dim for layer in (whole.q, whole.k))
+        if heads % world or (key_heads % world and world % key_heads):
+            raise ValueError(f"{heads} heads of queries and {key_heads} of keys cannot be divided among {world} ranks")
+        parts = min(key_heads, world)
+        copies = world // parts
+        self.q = ColumnLinear(whole.q, rank, world)
+        self.k = ColumnLinear(whole.k, rank // copies, parts)
+        self.v = ColumnLinear(whole.v, rank // copies, parts)
+        self.out = RowLinear(whole.out, rank, world)
+        self.group, _ = dist.new_subgroups(copies)
+        ### END SOLUTION
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        # TODO 14, again: as in ParallelAttention, one all-reduce forward and one backward of the stream; and backward,
+        # one of each weight that several ranks hold, among these ranks alone. Weights that one rank holds are not sent.
+        ### BEGIN SOLUTION
+        x_BTD = f(x_BTD)
+        B, T, _ = x_BTD.shape
+        k, v = (F.linear(x_BTD, summed(layer.weight, self.group)) for layer in (self.k, self.v))
+        q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, -1, self.head_dim).transpose(1, 2) for part in (self.q(x_BTD), k, v))
+        each = q_BHTK.shape[1] // k_BHTK.shape[1]
+        k_BHTK, v_BHTK = (part.repeat_interleave(each, 1) for part in (k_BHTK, v_BHTK))
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "test_14", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("04_tensor_parallel/14")
+
+# %% [markdown]
+# In the norm of the gradient, a head of keys that several ranks hold counts once: `gradient_norm` would count it once a
+# copy, since `ColumnLinear` has marked it as a shard.
+
+# %% [markdown]
 # ## The parallel run is the serial run
 #
 # Finally, train the model that you have built, and compare it with the serial one: 20 steps of SGD, clipped. Adam would hide a wrong

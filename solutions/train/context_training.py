@@ -469,7 +469,7 @@ def main(argv: list[str] | None = None) -> None:
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, mesh, args)
 
     with torch.device("meta"):  # no memory yet
-        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config, model = model.config, parallelize(model, mesh, args)  # its sizes, which every checkpoint carries
     check_chunks(model)
     first_weights(model, device, args)

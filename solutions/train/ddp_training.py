@@ -305,7 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     train_loader, validation_loader, test_loader = make_loaders(sets, samplers, args, world_size)
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
-    model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+    model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
     model = model.to(device)
     if args.compile:

@@ -136,10 +136,10 @@ def build_model(vocab_size: int, args: argparse.Namespace) -> TransformerLM:
     # that takes no memory: on the device "meta" a tensor has a shape but no content. first_weights, below, fills it.
     ### BEGIN SOLUTION
     with torch.device("meta"):
-        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+        return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     ### STUDENT
     # torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
-    # return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout)
+    # return TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     ### END SOLUTION
 
 

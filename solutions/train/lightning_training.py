@@ -333,7 +333,8 @@ def main(argv: list[str] | None = None) -> None:
     sets, vocab_size = make_sets(args)
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
-    module = LitModel(TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout), args)
+    model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
+    module = LitModel(model, args)
     data = Data(sets, args)
 
     out = Path(args.out)

@@ -106,7 +106,8 @@ def write_run(run: Run) -> Path:
         [(name, *rest) for name, draw, *rest in charts if save(draw, run, run.folder / name)],
         note=unmeasured(run),
         links=merged,
-        operations=traces.dearest(recorded),
+        operations=traces.most_expensive(recorded),
+        ranks=len(recorded),
     )
 
 
@@ -263,30 +264,43 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
+FIGURE = 14  # characters that fit on a card in one line; what is longer gets a line of the list below the cards
+WHERE = ("nodes", "job", "began", "took", "device")  # these get one, too
+
 PAGE = template("""{% extends "frame" %}
 {% block title %}{{ title }}{% endblock %}
 {% block style %}
-  dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
-  dl div { background: #f4f6f8; border-radius: .4rem; padding: .5rem .8rem; }
-  dl .wide { grid-column: 1 / -1; }
+  dl { margin: 1rem 0; }
   dt { color: #555; font-size: .85rem; }
   dd { font-weight: 600; }
+  .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .6rem; }
+  .figures div { background: #f4f6f8; border-radius: .4rem; padding: .5rem .8rem; }
+  .figures div { display: flex; flex-direction: column; justify-content: space-between; }
+  .facts div { display: grid; grid-template-columns: 15rem 1fr; gap: 0 1rem; align-items: baseline; }
+  .facts div { border-bottom: 1px solid #eaeef2; padding: .3rem 0; }
+  @media (max-width: 40rem) { .facts div { grid-template-columns: 1fr; } }
   p { color: #444; margin: .2rem 0 .6rem; max-width: 50rem; }
   code { font-size: .85rem; overflow-wrap: anywhere; }
   main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 0 2rem; }
   img { max-width: 100%; height: auto; }
+  .whole { grid-column: 1 / -1; }
   table { border-collapse: collapse; font-size: .85rem; }
-  th, td { text-align: left; padding: .15rem .8rem .15rem 0; overflow-wrap: anywhere; }
+  th, td { text-align: left; vertical-align: top; padding: .15rem 0; overflow-wrap: anywhere; }
+  .number { text-align: right; white-space: nowrap; padding-left: 1rem; }
 {% endblock %}
 {% block body %}
 <h1>{{ title }}</h1>
 {% if command %}<code>{{ command }}</code>{% endif %}
 {% if note %}<p><strong>{{ note }}</strong></p>{% endif %}
-<dl>
-{% for name, value in facts.items() %}
-<div{% if value|length > 26 %} class="wide"{% endif %}><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
+{% for kind, shown in (("figures", figures), ("facts", facts)) %}
+{% if shown %}
+<dl class="{{ kind }}">
+{% for name, value in shown.items() %}
+<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
 {% endfor %}
 </dl>
+{% endif %}
+{% endfor %}
 {% for address, text in links.items() %}
 <p><a href="{{ address }}">{{ text }}</a></p>
 {% endfor %}
@@ -299,15 +313,17 @@ PAGE = template("""{% extends "frame" %}
 </section>
 {% endfor %}
 {% if operations %}
-<section>
-<h2>The dearest operations</h2>
-<p>Of a step, from three that were recorded with the profiler: means over the ranks. Time in an operation that it calls
-is that operation's; a message's includes the wait for other ranks.</p>
+<section class="whole">
+<h2>The most expensive operations</h2>
+<p>Of a step, from three that were recorded with the profiler{% if ranks > 1 %}: means over the ranks{% endif %}.
+Time in an operation that it calls is that operation's
+{%- if ranks > 1 %}; a message's includes the wait for other ranks{% endif %}.</p>
 <table>
-<tr><th>operation<th>calls<th>ms<th>longest</tr>
+<tr><th>operation<th class="number">calls<th class="number">ms
+{% if ranks > 1 %}<th class="number">longest<th class="number">on rank{% endif %}</tr>
 {% for row in operations %}
-<tr><td>{{ row.name }}<td>{{ "%.1f"|format(row.calls) }}<td>{{ "%.2f"|format(row.ms) }}<td>
-{{ "%.2f"|format(row.most) }} on rank {{ row.rank }}</tr>
+<tr><td>{{ row.name }}<td class="number">{{ "%.1f"|format(row.calls) }}<td class="number">{{ "%.2f"|format(row.ms) }}
+{% if ranks > 1 %}<td class="number">{{ "%.2f"|format(row.most) }}<td class="number">{{ row.rank }}{% endif %}</tr>
 {% endfor %}
 </table>
 </section>
@@ -326,22 +342,28 @@ def page(
     note: str = "",
     links: dict[str, str] | None = None,
     operations: Sequence[dict[str, Any]] = (),
+    ranks: int = 0,
 ) -> Path:
-    """Write folder/report.html; `pictures`: file, title, text; `operations`: rows of `traces.dearest`."""
+    """Write folder/report.html; `pictures`: file, title, text; `operations`: rows of `traces.most_expensive`, of
+    `ranks` ranks.
+    """
     shown = [
         dict(title=heading, text=text, bytes=base64.b64encode((folder / name).read_bytes()).decode())
         for name, heading, text in pictures
     ]
+    figures = {name: value for name, value in facts.items() if len(value) <= FIGURE and name not in WHERE}
     path = folder / "report.html"
     write_whole(  # a link of that name is replaced, and not followed
         path,
         PAGE.render(
             title=title,
-            facts=facts,
+            figures=figures,
+            facts={name: value for name, value in facts.items() if name not in figures},
             pictures=shown,
             note=note,
             links=links or {},
             operations=operations,
+            ranks=ranks,
             command=shlex.join([Path(part).name for part in command[:1]] + command[1:]),
         ),
     )

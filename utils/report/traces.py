@@ -18,7 +18,7 @@ MOST = 16  # ranks that are read: each has some megabytes
 MESSAGES = ("gloo:", "nccl")  # how the names of communication begin
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")  # categories
 LAST_PART = "optimizer"  # the range that ends a step, see recorder.py
-DEAREST = 10
+SHOWN = 10
 
 
 class Operation(NamedTuple):
@@ -70,7 +70,7 @@ def of_rank(event: Event, rank: int, later: float) -> Event:
     return changed
 
 
-def dearest(traces: Traces) -> list[dict[str, Any]]:
+def most_expensive(traces: Traces) -> list[dict[str, Any]]:
     """The operations that take longest, as rows: name, calls and milliseconds of a step, as means over the ranks, and
     the rank on which it takes longest.
     """
@@ -83,7 +83,7 @@ def dearest(traces: Traces) -> list[dict[str, Any]]:
         calls, seconds = (sum(each) / len(traces) for each in zip(*((o.calls, o.seconds) for o in ranks.values())))
         slowest = max(ranks, key=lambda rank: ranks[rank].seconds)
         rows.append(dict(name=name, calls=calls, ms=1000 * seconds, rank=slowest, most=1000 * ranks[slowest].seconds))
-    return sorted(rows, key=lambda row: -row["ms"])[:DEAREST]
+    return sorted(rows, key=lambda row: -row["ms"])[:SHOWN]
 
 
 def operations(events: list[Event]) -> list[Operation]:
@@ -117,11 +117,11 @@ def is_operation(event: Event) -> bool:
 
 
 def table(folder: Path, *names: str) -> str:
-    """For each rank the dearest operations of a step, or those with these names: calls and milliseconds in a step."""
+    """For each rank its most expensive operations, or those with these names: calls and milliseconds in a step."""
     lines = []
     for rank, trace in read(folder).items():
         found = operations(trace["traceEvents"])
-        shown = [operation for operation in found if operation.name in names] if names else found[:DEAREST]
+        shown = [operation for operation in found if operation.name in names] if names else found[:SHOWN]
         for name, calls, seconds in shown:
             lines.append(f"rank {rank}: {name:<40} {calls:7.1f} calls {1000 * seconds:9.2f} ms")
     return "\n".join(lines) or "no trace: the run was not recorded, or had fewer than 13 steps"

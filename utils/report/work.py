@@ -3,6 +3,7 @@
 import statistics
 
 from utils.catalogue import MACHINES, machine, names
+from utils.llama_sizes import attention_parameters, mlp_parameters
 from utils.report.runs import Run
 
 
@@ -31,9 +32,13 @@ def per_token(sizes: dict[str, int], used: int = 0) -> tuple[int, int]:
     """
     words, dim, layers, length = (sizes[name] for name in ("vocab_size", "dim", "n_layers", "max_len"))
     mlps, router = used or sizes.get("n_experts", 1), sizes.get("n_experts", 0) * dim
-    block = (4 + 8 * mlps) * dim**2 + router  # q, k, v and out; of each MLP up and down
-    products = layers * block + words * dim  # the head
-    embeddings, norms = (words + length) * dim, (2 * layers + 1) * 2 * dim
+    if kv_heads := sizes.get("kv_heads", 0):  # utils/llama.py: no table of positions, and norms without biases
+        attention, mlp = attention_parameters(dim, sizes["n_heads"], kv_heads), mlp_parameters(dim)
+        embeddings, norms = words * dim, (2 * layers + 1) * dim
+    else:
+        attention, mlp = 4 * dim**2, 8 * dim**2  # q, k, v and out; up and down
+        embeddings, norms = (words + length) * dim, (2 * layers + 1) * 2 * dim
+    products = layers * (attention + mlps * mlp + router) + words * dim  # the head
     return products + embeddings + norms, 6 * products + 12 * layers * dim * length
 
 

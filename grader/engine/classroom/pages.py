@@ -22,11 +22,18 @@ STYLE = """{% extends "frame" %}
   h2 { border-bottom: 1px solid #d0d7de; }
   table { border-collapse: collapse; width: 100%; }
   td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #eaeef2; vertical-align: top; }
+  td, li { overflow-wrap: anywhere; } .number { white-space: nowrap; }
   .pass { color: #1a7f37; } .fail { color: #cf222e; } .skipped, .note { color: #6e7781; } .flag { color: #9a6700; }
   dl { display: grid; grid-template-columns: 6rem 1fr; margin: .3rem 0 1rem 2rem; gap: .1rem .6rem; }
   dt { color: #6e7781; } dd { white-space: pre-wrap; }
-  .bar { background: #eaeef2; height: .7rem; width: 12rem; display: inline-block; }
+  .bar { background: #eaeef2; height: .5rem; width: 5rem; display: block; }
   .bar span { background: #2da44e; height: 100%; display: block; }
+  @media (min-width: 40rem) { .todos td:first-child { width: 35%; } }
+  @media (max-width: 40rem) {
+    dl { grid-template-columns: 1fr; margin-left: .6rem; } dd { margin-bottom: .3rem; }
+    .todos tr { display: grid; grid-template-columns: 1fr auto; border-bottom: 1px solid #eaeef2; }
+    .todos :is(td, th) { border: 0; } .todos :is(td, th):last-child { grid-column: 1 / -1; }
+  }
 {% endblock %}
 """
 
@@ -69,14 +76,14 @@ TODOs have no mark, and count for no student; <code>./workbook mark</code> gives
 {% if flagged %}<h2>Please check yourself</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
-<table><tr><th>TODO</th><th>right</th><th></th><th>most common causes</th></tr>
-{% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td>{{ t.right }}/{{ t.asked }}</td>
-<td><span class="bar"><span style="width: {{ (100 * t.right / (t.asked or 1)) | round(0) | int }}%"></span></span></td>
+<table class="todos"><tr><th>TODO</th><th>right</th><th>most common causes</th></tr>
+{% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td class="number">{{ t.right }}/{{ t.asked }}
+<span class="bar"><span style="width: {{ (100 * t.right / (t.asked or 1)) | round(0) | int }}%"></span></span></td>
 <td>{% for cause, count in t.causes %}{{ count }} × {{ cause }}<br>{% endfor %}</td></tr>{% endfor %}
 </table>
 <h2>Students</h2>
 <table><tr><th>student</th><th>marks</th><th>stuck at</th></tr>
-{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ shown(r.student) }}</a></td><td>{{ r.state if r.unmarked else "%g of %g" | format(r.points, r.most) }}</td>
+{% for r in rows %}<tr><td><a href="feedback/{{ r.file | urlencode }}.html">{{ shown(r.student) }}</a></td><td class="number">{{ r.state if r.unmarked else "%g of %g" | format(r.points, r.most) }}</td>
 <td>{{ r.stuck }}</td></tr>{% endfor %}
 </table>
 {% endblock %}

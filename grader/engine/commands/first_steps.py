@@ -1,6 +1,7 @@
 """The first commands: start, data, lab."""
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -122,6 +123,15 @@ def say_shards(corpus: "Corpus", vocab: int, file_size: str, out: Path | None) -
     say(f"train on it with any script: --data {os.path.relpath(folder)}")
 
 
+# What JupyterLab starts with, for this course alone; a user's own settings take precedence.
+LAB_SETTINGS = {
+    # Otherwise it asks each new user, in each browser, whether it may fetch news, before anything can be read.
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    # Beside the list of files, 107 columns fit into a window of 1280 pixels, and our lines have up to 120.
+    "@jupyterlab/notebook-extension:tracker": {"codeCellConfig": {"lineWrap": True}},
+}
+
+
 @app.command(rich_help_panel=BEGIN, context_settings={"ignore_unknown_options": True})
 def lab(
     args: Annotated[
@@ -139,12 +149,9 @@ def lab(
     install(prefix=str(folder), kernel_name=KERNEL["name"], display_name=KERNEL["display_name"])
     paths = [str(folder / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
-    # Otherwise it asks each new user, in each browser, whether it may fetch news, before anything can be read.
     settings = folder / "settings"
     settings.mkdir(exist_ok=True)
-    (settings / "overrides.json").write_text(
-        '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}\n'
-    )
+    (settings / "overrides.json").write_text(json.dumps(LAB_SETTINGS, indent=1) + "\n")
     os.chdir(lessons.COURSE)  # the root is the course, because the notebooks show pictures from images/
     options = [
         f"--ServerApp.root_dir={lessons.COURSE}",

@@ -113,7 +113,25 @@ LAYER = {
     "mlp": ("ParallelMLP", None),
     "attention": ("ParallelAttention", None),
     "embedding": ("ParallelEmbedding", {"weight": 0}),
+    "grouped": ("GroupedAttention", None),
 }
+
+
+class Grouped(nn.Module):
+    """Serial attention in which `key_heads` heads of keys serve all heads of queries, in groups."""
+
+    def __init__(self, width, heads, key_heads):
+        super().__init__()
+        self.head_dim = width // heads
+        sizes = {"q": width, "k": key_heads * self.head_dim, "v": key_heads * self.head_dim, "out": width}
+        for name, outputs in sizes.items():
+            self.add_module(name, nn.Linear(width, outputs, bias=False))
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 def made(kind, seed, width, inner, heads, bias, frozen):
@@ -126,6 +144,8 @@ def made(kind, seed, width, inner, heads, bias, frozen):
         layer.up, layer.down = nn.Linear(width, inner, bias=bias), nn.Linear(inner, width, bias=bias)
     elif kind == "attention":
         layer = Attention(width, heads, 0.0)
+    elif kind == "grouped":  # `inner`: heads of keys
+        layer = Grouped(width, heads, inner)
     else:
         layer = nn.Embedding(inner, width)
     for parameter in layer.parameters():
@@ -259,6 +279,12 @@ def refused_on_rank(code, rank, world, own, most):
     """What the layer says when it is made of one head, of two, and so on."""
     wholes = [Attention(2 * heads, heads, 0.0) for heads in range(1, most + 1)]
     return {"said": [raised(lambda whole=whole: code.ParallelAttention(whole, rank, world)) for whole in wholes]}
+
+
+def groups_refused_on_rank(code, rank, world, own, pairs):
+    """What GroupedAttention says when it is made of these heads of queries and of keys."""
+    wholes = [Grouped(2 * heads, heads, key_heads) for heads, key_heads in pairs]
+    return {"said": [raised(lambda whole=whole: code.GroupedAttention(whole, rank, world)) for whole in wholes]}
 
 
 def borders_on_rank(code, rank, world, own, kind, seed, width, inner, heads):

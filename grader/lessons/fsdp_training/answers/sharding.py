@@ -291,7 +291,7 @@ WRONG = [
     Answer(
         4,
         "dropout is forgotten",
-        swap=("args.seq_len, args.dropout)", "args.seq_len)"),
+        swap=("args.seq_len, args.dropout, args.kv_heads)", "args.seq_len, 0.0, args.kv_heads)"),
         says="build_model makes has dropout 0.0",
     ),
     Answer(
