@@ -27,14 +27,31 @@ class Reads(TorchDispatchMode):
     def __enter__(self):
         self.count = 0
         self.plain = {name: getattr(torch.Tensor, name) for name in TO_HOST}
+        self.makers = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
         for name, method in self.plain.items():
             setattr(torch.Tensor, name, self.counted(method))
+        for name, maker in self.makers.items():
+            setattr(torch, name, self.made(maker))
         return super().__enter__()
 
     def __exit__(self, *error):
         for name, method in self.plain.items():
             setattr(torch.Tensor, name, method)
+        for name, maker in self.makers.items():
+            setattr(torch, name, maker)
         return super().__exit__(*error)
+
+    def made(self, maker):
+        """A tensor made from a list of tensors reads each of them, below the dispatcher."""
+
+        def call(data, *args, **kwargs):
+            before = self.count
+            result = maker(data, *args, **kwargs)
+            given = data if isinstance(data, (list, tuple)) else ()
+            self.count = max(self.count, before + sum(isinstance(each, torch.Tensor) for each in given))
+            return result
+
+        return call
 
     def counted(self, method):
         def call(tensor, *args, **kwargs):
@@ -81,14 +98,22 @@ def notes_on_rank(code, rank, world, losses, log_every):
 # 2: reading and decoding
 
 
-def batches_on_rank(code, rank, world, name, words, orders, seq_len):
-    """The batches, and how often the text was opened and decoded for them."""
-    path, decode, count = Path(name).absolute(), code.decode_2, {"opened": 0, "decoded": 0}
-    path.write_text(" ".join(f"w{word}" for word in words))
-    watching = True
+def batches_on_rank(code, rank, world, name, texts, orders, seq_len):
+    """For each of the texts, in files of the same name: the batches, and how often it was opened and decoded."""
+    seen = []
+    for folder, words in enumerate(texts):
+        path = Path(str(folder), name).absolute()
+        path.parent.mkdir()
+        path.write_text(" ".join(f"w{word}" for word in words))
+        seen.append(batches_of(code, path, orders, seq_len))
+    return seen
+
+
+def batches_of(code, path, orders, seq_len):
+    decode, count, watching = code.decode_2, {"opened": 0, "decoded": 0}, True
 
     def audit(event, args):
-        if watching and event == "open" and isinstance(args[0], (str, bytes)) and name in str(args[0]):
+        if watching and event == "open" and isinstance(args[0], (str, bytes)) and str(path) in str(args[0]):
             count["opened"] += 1
 
     def counted(given):
@@ -147,7 +172,10 @@ def plain_gradients(seed, layers):
 
 def evaluate_on_rank(code, rank, world, seed, batches):
     """The mean loss; how many tensors were kept for a backward pass; and whether training can continue as before."""
-    model, keep, kept = tiny_model(seed), code.keep, []
+    model, keep, kept, modes = tiny_model(seed), code.keep, [], []
+    model.position_embedding.weight.requires_grad_(False)
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
 
     def counted(tensor):
         kept.append(1)
@@ -162,11 +190,12 @@ def evaluate_on_rank(code, rank, world, seed, batches):
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             mean = code.evaluate_4(model, loader, torch.device("cpu"), None)
-        trains = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
+        trains = torch.is_grad_enabled()
+        same = trained == [parameter.requires_grad for parameter in model.parameters()]
     finally:
         code.keep = keep
         torch.set_grad_enabled(True)
-    return {"mean": as_evidence(mean), "kept": len(kept), "trains": trains}
+    return {"mean": as_evidence(mean), "kept": len(kept), "trains": trains, "same": same, "dropout": any(modes)}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -211,12 +240,13 @@ def drawn_parts(seed, parts, rows):
 
 
 def accumulate_on_rank(code, rank, world, seed, seeds, parts, rows):
-    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass."""
+    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass. The second one adds to
+    the gradients of the first.
+    """
     model, widest = DistributedDataParallel(tiny_model(seed)), [0]
     model.module.register_forward_pre_hook(lambda module, args: widest.append(len(args[0])))
     seen = []
     for step in range(2):
-        model.zero_grad()
         mark()
         loss = code.accumulate_7(model, drawn_parts(seeds + step, parts, rows))
         found = {name: parameter.grad for name, parameter in model.module.named_parameters()}
@@ -244,8 +274,12 @@ def losses_of(seed, batch):
 
 
 def accuracy_on_rank(code, rank, world, guesses):
-    mark()
-    return as_evidence(code.accuracy_8(torch.tensor(guesses, dtype=torch.bool)))
+    """The fraction of each list of guesses."""
+    seen = []
+    for mine in guesses:
+        mark()
+        seen.append(as_evidence(code.accuracy_8(torch.tensor(mine, dtype=torch.bool))))
+    return seen
 
 
 # ---------------------------------------------------------------------------------------------------
