@@ -190,7 +190,7 @@ def evaluate_on_rank(code, rank, world, seed, batches):
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             mean = code.evaluate_4(model, loader, torch.device("cpu"), None)
-        trains = torch.is_grad_enabled()
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in model.parameters())
         same = trained == [parameter.requires_grad for parameter in model.parameters()]
     finally:
         code.keep = keep
@@ -297,14 +297,16 @@ class Wrapped(nn.Module):
 
 
 class Gate:
-    """Lets a checkpoint be written in a thread only after the weights have changed, and notes what the main thread
-    writes or waits for. So the order is certain, however fast the disk.
+    """Lets a thread begin only after the call, unless the call waits for a sign of it, and lets it write a checkpoint
+    only after the weights have changed; notes what the main thread writes or waits for. So the order is certain,
+    however fast the disk.
     """
 
     def __init__(self, code):
         self.code, self.save, self.write = code, torch.save, code.write_10
         self.join, self.result = threading.Thread.join, Future.result
         self.start, self.submit = threading.Thread.start, ThreadPoolExecutor.submit
+        self.wait, self.begin, self.starting = threading.Condition.wait, threading.Event(), False
         self.released, self.written, self.started = threading.Event(), threading.Event(), threading.Event()
         self.seen = []
 
@@ -312,18 +314,43 @@ class Gate:
         torch.save, self.code.write_10 = self.saves, self.writes
         threading.Thread.join = lambda thread, *args, **kwargs: self.waits(self.join, thread, *args, **kwargs)
         Future.result = lambda future, *args, **kwargs: self.waits(self.result, future, *args, **kwargs)
-        threading.Thread.start = lambda thread: self.starts(self.start, thread)
-        ThreadPoolExecutor.submit = lambda *args, **kwargs: self.starts(self.submit, *args, **kwargs)
+        threading.Thread.start = lambda thread: self.starts(thread)
+        ThreadPoolExecutor.submit = lambda pool, work, *args, **kwargs: self.submit(
+            pool, self.held(work), *args, **kwargs
+        )
+        threading.Condition.wait = lambda condition, timeout=None: self.pauses(condition, timeout)
         return self
 
     def __exit__(self, *error):
         torch.save, self.code.write_10 = self.save, self.write
         threading.Thread.join, Future.result = self.join, self.result
         threading.Thread.start, ThreadPoolExecutor.submit = self.start, self.submit
+        threading.Condition.wait = self.wait
+        self.begin.set()
 
-    def starts(self, plain, *args, **kwargs):
+    def starts(self, thread):
+        thread.run = self.held(thread.run)
+        self.starting = True
+        try:
+            self.start(thread)
+        finally:
+            self.starting = False
+
+    def held(self, work):
+        """The same work, which begins when it may: what it reads, it reads late."""
         self.started.set()
-        return plain(*args, **kwargs)
+
+        def late(*args, **kwargs):
+            self.begin.wait(PATIENCE)
+            return work(*args, **kwargs)
+
+        return late
+
+    def pauses(self, condition, timeout):
+        """The main thread may wait for a sign of the thread, such as a copy that is made there."""
+        if threading.current_thread() is threading.main_thread() and not self.starting:
+            self.begin.set()
+        return self.wait(condition, timeout)
 
     def saves(self, *args, **kwargs):
         if threading.current_thread() is threading.main_thread():
@@ -345,6 +372,7 @@ class Gate:
         if threading.current_thread() is threading.main_thread() and not self.released.is_set():
             self.seen.append("waited for")
             self.released.set()
+            self.begin.set()
         return plain(*args, **kwargs)
 
 
@@ -359,6 +387,7 @@ def save_on_rank(code, rank, world, values):
             code.save_checkpoint_10(Wrapped(model) if epoch else model, {"dim": 3}, path, epoch)
             with torch.no_grad():
                 model.weight.add_(1.0)  # training continues
+            gate.begin.set()
             gate.released.set()
             if gate.started.is_set():
                 gate.written.wait(PATIENCE)

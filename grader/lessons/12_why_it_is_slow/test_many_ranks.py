@@ -240,7 +240,10 @@ def spread(lengths, parts):
 
 # What `Gate` notes -> what is wrong, and a hint.
 STANDS = {
-    "written by the thread that trains": ("training stands still until the checkpoint is written", ""),
+    "written by the thread that trains": (
+        "training stands still until the checkpoint is written",
+        "Which thread calls `write_10`? One that is only told what to call, and with what, begins by itself.",
+    ),
     "waited for": (
         "training stands still until the thread that writes is done",
         "A thread for which the call waits at once helps nothing. Which later moment has to wait for it?",
@@ -258,19 +261,24 @@ def test_todo10_save_checkpoint(student):
     first, *others = student.call(save_on_rank, world=2, values=values).evidence
     for rank, mine in enumerate(others, 1):
         wrote = any(left["file"] is not None or left["how"] for left in mine)
-        expect(not wrote, f"rank {rank} writes a checkpoint", "rank 0 alone", f"rank {rank}, too", rank)
+        told, hint = f"rank {rank} writes a checkpoint", "The ranks' weights are the same. Whose file is it?"
+        expect(not wrote, told, "rank 0 alone", f"rank {rank}, too", rank, hint)
     for epoch, (value, left) in enumerate(zip(values, first, strict=True)):
         for how, (told, hint) in STANDS.items():
             expect(how not in left["how"], told, "it is written meanwhile, and in any case", how, 0, hint)
         saved = left["file"]
-        expect(saved is not None, "there is no file after training has continued", "a checkpoint", "none", 0)
-        about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
-        expect(
-            about == {"config": {"dim": 3}, "epoch": epoch}, "the file lacks what it was given", "all of it", about, 0
+        none, begun = (
+            "there is no file after training has continued",
+            "Has the thread been started, and what does it call?",
         )
+        expect(saved is not None, none, "a checkpoint", "none", 0, begun)
+        about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
+        kept = "What `write_10` is given in the run as given, it must still be given; only the weights are others."
+        whole = about == {"config": {"dim": 3}, "epoch": epoch}
+        expect(whole, "the file lacks what it was given", "all of it", about, 0, kept)
         weights = saved.get("model")
         plain = isinstance(weights, dict) and [*weights] == ["weight"]
-        expect(plain, "the file's weights are not named as the plain model's", ["weight"], weights, 0)
+        expect(plain, "the file's weights are not named as the plain model's", ["weight"], weights, 0, kept)
         check_tensor(
             "the file's weight",
             weights["weight"],

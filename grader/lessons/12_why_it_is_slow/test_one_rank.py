@@ -103,7 +103,9 @@ def check_batches(told, text, orders, seq_len, seen):
     for what in ("decoded", "opened"):
         expect(
             seen[what] == 1 or not seen[what] and what == "decoded",
-            f"for {len(orders)} batches {told}the text is {what} {count_of(seen[what], 'time')}".replace(", the", " the"),
+            f"for {len(orders)} batches {told}the text is {what} {count_of(seen[what], 'time')}".replace(
+                ", the", " the"
+            ),
             "once",
             count_of(seen[what], "time"),
             hint=HINTS["second text"] if told and not seen[what] else "",

@@ -192,7 +192,7 @@ WRONG = [
     Answer(
         8,
         "a count of ranks",
-        swap=("right_N.numel()]", "len(right_N) // len(right_N)]"),
+        swap=("right_N.numel()]", "1]"),
         says="the fraction over the words",
     ),
     Answer(8, "a gather is one message", [None, "return 1, 1"], says="the number of messages as given"),
