@@ -52,7 +52,7 @@ HINTS = {
     "adds": "A gradient that is there before the call must be in the sum afterwards.",
     "once": "All parts' gradients must be in the average, of all ranks. Which backward pass is the last one?",
     "loss": "This rank's loss is the mean over its parts, not their sum or the last one, and not over the ranks.",
-    "fraction": "First sum over the ranks, then divide: all words weigh the same. The dtype must hold the sums exactly.",
+    "fraction": "First sum over the ranks, then divide: all words weigh the same. The dtype must hold the sums.",
     "no words": "A rank without words has no mean of its own, but two sums, and the others wait for its message.",
     "lists": "Each rank gets a list, an empty one if there is no document for it.",
     "lost": "Does the number of documents divide evenly? Which of them are left over otherwise?",

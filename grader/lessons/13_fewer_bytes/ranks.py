@@ -59,7 +59,7 @@ def drawn_vector(seed, length):
 
 
 def in_steps(world, of_block, scale):
-    """A vector whose blocks have all a large number, so that those beside it, from 16 to 18, have neighbours 2 apart."""
+    """A vector with one large number in each block, so that the others, from 16 to 18, have neighbours 2 apart."""
     return scale * torch.tensor([256.0] + [of_block] * 31).repeat(4 * world)
 
 

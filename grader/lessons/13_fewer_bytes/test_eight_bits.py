@@ -164,6 +164,11 @@ def test_todo2_stochastic(student):
             f"{mean:.6g}",
             hint=HINTS["mean"],
         )
+    check_drawn(seen)
+
+
+def check_drawn(seen):
+    """Random numbers come from the given generator, one for each value."""
     first, same, different, once, later = seen["again"]
     expect(
         torch.equal(first, same),

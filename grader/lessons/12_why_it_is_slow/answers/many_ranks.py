@@ -189,12 +189,7 @@ WRONG = [
         ],
         says="bytes",
     ),
-    Answer(
-        8,
-        "a count of ranks",
-        swap=("right_N.numel()]", "1]"),
-        says="the fraction over the words",
-    ),
+    Answer(8, "a count of ranks", swap=("right_N.numel()]", "1]"), says="the fraction over the words"),
     Answer(8, "a gather is one message", [None, "return 1, 1"], says="the number of messages as given"),
     Answer(
         9,
