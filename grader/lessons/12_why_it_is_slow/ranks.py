@@ -27,14 +27,31 @@ class Reads(TorchDispatchMode):
     def __enter__(self):
         self.count = 0
         self.plain = {name: getattr(torch.Tensor, name) for name in TO_HOST}
+        self.makers = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
         for name, method in self.plain.items():
             setattr(torch.Tensor, name, self.counted(method))
+        for name, maker in self.makers.items():
+            setattr(torch, name, self.made(maker))
         return super().__enter__()
 
     def __exit__(self, *error):
         for name, method in self.plain.items():
             setattr(torch.Tensor, name, method)
+        for name, maker in self.makers.items():
+            setattr(torch, name, maker)
         return super().__exit__(*error)
+
+    def made(self, maker):
+        """A tensor made from a list of tensors reads each of them, below the dispatcher."""
+
+        def call(data, *args, **kwargs):
+            before = self.count
+            result = maker(data, *args, **kwargs)
+            given = data if isinstance(data, (list, tuple)) else ()
+            self.count = max(self.count, before + sum(isinstance(each, torch.Tensor) for each in given))
+            return result
+
+        return call
 
     def counted(self, method):
         def call(tensor, *args, **kwargs):
@@ -81,14 +98,22 @@ def notes_on_rank(code, rank, world, losses, log_every):
 # 2: reading and decoding
 
 
-def batches_on_rank(code, rank, world, name, words, orders, seq_len):
-    """The batches, and how often the text was opened and decoded for them."""
-    path, decode, count = Path(name).absolute(), code.decode_2, {"opened": 0, "decoded": 0}
-    path.write_text(" ".join(f"w{word}" for word in words))
-    watching = True
+def batches_on_rank(code, rank, world, name, texts, orders, seq_len):
+    """For each of the texts, in files of the same name: the batches, and how often it was opened and decoded."""
+    seen = []
+    for folder, words in enumerate(texts):
+        path = Path(str(folder), name).absolute()
+        path.parent.mkdir()
+        path.write_text(" ".join(f"w{word}" for word in words))
+        seen.append(batches_of(code, path, orders, seq_len))
+    return seen
+
+
+def batches_of(code, path, orders, seq_len):
+    decode, count, watching = code.decode_2, {"opened": 0, "decoded": 0}, True
 
     def audit(event, args):
-        if watching and event == "open" and isinstance(args[0], (str, bytes)) and name in str(args[0]):
+        if watching and event == "open" and isinstance(args[0], (str, bytes)) and str(path) in str(args[0]):
             count["opened"] += 1
 
     def counted(given):
@@ -147,7 +172,10 @@ def plain_gradients(seed, layers):
 
 def evaluate_on_rank(code, rank, world, seed, batches):
     """The mean loss; how many tensors were kept for a backward pass; and whether training can continue as before."""
-    model, keep, kept = tiny_model(seed), code.keep, []
+    model, keep, kept, modes = tiny_model(seed), code.keep, [], []
+    model.position_embedding.weight.requires_grad_(False)
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
 
     def counted(tensor):
         kept.append(1)
@@ -162,11 +190,12 @@ def evaluate_on_rank(code, rank, world, seed, batches):
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             mean = code.evaluate_4(model, loader, torch.device("cpu"), None)
-        trains = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in model.parameters())
+        same = trained == [parameter.requires_grad for parameter in model.parameters()]
     finally:
         code.keep = keep
         torch.set_grad_enabled(True)
-    return {"mean": as_evidence(mean), "kept": len(kept), "trains": trains}
+    return {"mean": as_evidence(mean), "kept": len(kept), "trains": trains, "same": same, "dropout": any(modes)}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -211,12 +240,13 @@ def drawn_parts(seed, parts, rows):
 
 
 def accumulate_on_rank(code, rank, world, seed, seeds, parts, rows):
-    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass."""
+    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass. The second one adds to
+    the gradients of the first.
+    """
     model, widest = DistributedDataParallel(tiny_model(seed)), [0]
     model.module.register_forward_pre_hook(lambda module, args: widest.append(len(args[0])))
     seen = []
     for step in range(2):
-        model.zero_grad()
         mark()
         loss = code.accumulate_7(model, drawn_parts(seeds + step, parts, rows))
         found = {name: parameter.grad for name, parameter in model.module.named_parameters()}
@@ -244,8 +274,12 @@ def losses_of(seed, batch):
 
 
 def accuracy_on_rank(code, rank, world, guesses):
-    mark()
-    return as_evidence(code.accuracy_8(torch.tensor(guesses, dtype=torch.bool)))
+    """The fraction of each list of guesses."""
+    seen = []
+    for mine in guesses:
+        mark()
+        seen.append(as_evidence(code.accuracy_8(torch.tensor(mine, dtype=torch.bool))))
+    return seen
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -263,14 +297,16 @@ class Wrapped(nn.Module):
 
 
 class Gate:
-    """Lets a checkpoint be written in a thread only after the weights have changed, and notes what the main thread
-    writes or waits for. So the order is certain, however fast the disk.
+    """Lets a thread begin only after the call, unless the call waits for a sign of it, and lets it write a checkpoint
+    only after the weights have changed; notes what the main thread writes or waits for. So the order is certain,
+    however fast the disk.
     """
 
     def __init__(self, code):
         self.code, self.save, self.write = code, torch.save, code.write_10
         self.join, self.result = threading.Thread.join, Future.result
         self.start, self.submit = threading.Thread.start, ThreadPoolExecutor.submit
+        self.wait, self.begin, self.starting = threading.Condition.wait, threading.Event(), False
         self.released, self.written, self.started = threading.Event(), threading.Event(), threading.Event()
         self.seen = []
 
@@ -278,18 +314,43 @@ class Gate:
         torch.save, self.code.write_10 = self.saves, self.writes
         threading.Thread.join = lambda thread, *args, **kwargs: self.waits(self.join, thread, *args, **kwargs)
         Future.result = lambda future, *args, **kwargs: self.waits(self.result, future, *args, **kwargs)
-        threading.Thread.start = lambda thread: self.starts(self.start, thread)
-        ThreadPoolExecutor.submit = lambda *args, **kwargs: self.starts(self.submit, *args, **kwargs)
+        threading.Thread.start = lambda thread: self.starts(thread)
+        ThreadPoolExecutor.submit = lambda pool, work, *args, **kwargs: self.submit(
+            pool, self.held(work), *args, **kwargs
+        )
+        threading.Condition.wait = lambda condition, timeout=None: self.pauses(condition, timeout)
         return self
 
     def __exit__(self, *error):
         torch.save, self.code.write_10 = self.save, self.write
         threading.Thread.join, Future.result = self.join, self.result
         threading.Thread.start, ThreadPoolExecutor.submit = self.start, self.submit
+        threading.Condition.wait = self.wait
+        self.begin.set()
 
-    def starts(self, plain, *args, **kwargs):
+    def starts(self, thread):
+        thread.run = self.held(thread.run)
+        self.starting = True
+        try:
+            self.start(thread)
+        finally:
+            self.starting = False
+
+    def held(self, work):
+        """The same work, which begins when it may: what it reads, it reads late."""
         self.started.set()
-        return plain(*args, **kwargs)
+
+        def late(*args, **kwargs):
+            self.begin.wait(PATIENCE)
+            return work(*args, **kwargs)
+
+        return late
+
+    def pauses(self, condition, timeout):
+        """The main thread may wait for a sign of the thread, such as a copy that is made there."""
+        if threading.current_thread() is threading.main_thread() and not self.starting:
+            self.begin.set()
+        return self.wait(condition, timeout)
 
     def saves(self, *args, **kwargs):
         if threading.current_thread() is threading.main_thread():
@@ -311,6 +372,7 @@ class Gate:
         if threading.current_thread() is threading.main_thread() and not self.released.is_set():
             self.seen.append("waited for")
             self.released.set()
+            self.begin.set()
         return plain(*args, **kwargs)
 
 
@@ -325,6 +387,7 @@ def save_on_rank(code, rank, world, values):
             code.save_checkpoint_10(Wrapped(model) if epoch else model, {"dim": 3}, path, epoch)
             with torch.no_grad():
                 model.weight.add_(1.0)  # training continues
+            gate.begin.set()
             gate.released.set()
             if gate.started.is_set():
                 gate.written.wait(PATIENCE)

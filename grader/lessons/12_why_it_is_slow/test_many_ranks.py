@@ -25,6 +25,7 @@ from grader.kit import (
     collectives,
     count_of,
     expect,
+    hinted,
     ring_bytes,
     todo,
 )
@@ -40,6 +41,24 @@ from .ranks import (
     summed_gradients,
 )
 
+HINTS = {
+    "sum": "An all-reduce adds up. What makes a mean of a sum?",
+    "written": "The mean must get from the message into the gradient itself: a piece with a new name changes nothing.",
+    "pieces": "Which numbers of the message belong to which gradient? In the same order and shape as they went in.",
+    "frozen": "A parameter without a gradient takes no part in the message, and gets none.",
+    "bytes": "The message has the gradients in their own dtype, and nothing else, once around.",
+    "rows": "Parts are small because a larger forward pass does not fit. One part in each.",
+    "divided": "Each part's mean loss is one of as many. What makes the sum of their gradients a mean?",
+    "adds": "A gradient that is there before the call must be in the sum afterwards.",
+    "once": "All parts' gradients must be in the average, of all ranks. Which backward pass is the last one?",
+    "loss": "This rank's loss is the mean over its parts, not their sum or the last one, and not over the ranks.",
+    "fraction": "First sum over the ranks, then divide: all words weigh the same. The dtype must hold the sums.",
+    "no words": "A rank without words has no mean of its own, but two sums, and the others wait for its message.",
+    "lists": "Each rank gets a list, an empty one if there is no document for it.",
+    "lost": "Does the number of documents divide evenly? Which of them are left over otherwise?",
+    "places": "A document is named by its place in `lengths`, not by its length, and one rank has it.",
+}
+
 # ---------------------------------------------------------------------------------------------------
 # 6: messages
 
@@ -53,17 +72,24 @@ def test_todo06_average_gradients(student):
         seeds, told = student.seeds(world), f"on {count_of(world, 'rank')}:"
         run = student.call(average_on_rank, world=world, seeds=seeds, shapes=shapes, frozen=frozen)
         each = zip(*(gradients(seed, shapes) for seed in seeds), strict=True)
-        right = [sum(parts) / world for parts in each]
+        sums = [sum(parts) for parts in each]
+        right = [total / world for total in sums]
         for rank, mine in enumerate(run.evidence):
             for number, (found, mean) in enumerate(zip(mine, right, strict=True)):
                 what = f"{told} the gradient of shape {tuple(shapes[number])}"
                 if number == frozen:
-                    expect(found is None, f"{told} a frozen parameter has a gradient", None, "a gradient", rank)
+                    has = f"{told} a frozen parameter has a gradient"
+                    expect(found is None, has, None, "a gradient", rank, HINTS["frozen"])
                 else:
-                    check_tensor(what, found, mean, REL, rank, than="the mean over the ranks")
+                    wrongs = {"the sum over the ranks, not the mean": (sums[number], HINTS["sum"])}
+                    mine_alone = gradients(seeds[rank], shapes)[number]
+                    wrongs["this rank's own, as it was"] = (mine_alone, HINTS["written"])
+                    than = "the mean over the ranks"
+                    check_tensor(what, found, mean, REL, rank, wrongs=wrongs, than=than, hint=HINTS["pieces"])
         (step,) = cases(run.events)
         sent = 4 * sum(mean.numel() for number, mean in enumerate(right) if number != frozen)
-        check_sent(f"{told} a step", step, ring_bytes(sent, world) * 1.01 + 8, why="the gradients are fewer bytes")
+        most, why = ring_bytes(sent, world) * 1.01 + 8, "the gradients are fewer bytes"
+        check_sent(f"{told} a step", step, most, why=why, hint=HINTS["bytes"])
         check_calls(told, collectives(step), 1, "for five gradients")
     check_story(student, 6, (15, False), ("the number of messages as given", "whether it sends fewer bytes"), BOTH)
 
@@ -79,6 +105,7 @@ def test_todo07_accumulate(student):
     seeds = student.seeds(world)
     steps = [[[mine + step, parts, rows] for mine in seeds] for step in range(2)]
     right = [student.reference(summed_gradients, seed=seed, batches=batches) for batches in steps]
+    right[1] = {name: gradient + right[0][name] for name, gradient in right[1].items()}  # it adds
     losses = [[student.reference(losses_of, seed=seed, batch=batch) for batch in batches] for batches in steps]
     run = student.call(accumulate_on_rank, world=world, seed=seed, seeds=seeds, parts=parts, rows=rows)
     nbytes = 4 * sum(gradient.numel() for gradient in right[0].values())
@@ -91,13 +118,21 @@ def test_todo07_accumulate(student):
                 f"at most {rows}, one micro-batch",
                 got["rows"],
                 rank,
+                HINTS["rows"],
             )
             for name, gradient in right[step].items():
                 what = f"{told}: the gradient of {name}"
-                check_tensor(what, got["gradients"][name], gradient, REL, rank, scale=1e-6, than="one process's")
+                wrongs = {f"{parts} times one process's": (parts * gradient, HINTS["divided"])}
+                if step:
+                    alone = gradient - right[0][name]
+                    wrongs["that of this step alone: the gradient of step 1 is gone"] = (alone, HINTS["adds"])
+                seen = got["gradients"][name]
+                options = dict(scale=1e-6, wrongs=wrongs, than="one process's", hint=HINTS["once"])
+                check_tensor(what, seen, gradient, REL, rank, **options)
             loss = got["loss"].item() if isinstance(got["loss"], torch.Tensor) else math.nan
             is_mean = math.isclose(loss, losses[step][rank], rel_tol=REL)
-            expect(is_mean, f"{told}: it does not return this rank's mean loss", losses[step][rank], loss, rank)
+            what = f"{told}: it does not return this rank's mean loss"
+            expect(is_mean, what, losses[step][rank], loss, rank, HINTS["loss"])
     # DDP may send a few numbers more, where it has found the order of its buckets.
     for step, events in enumerate(cases(run.events)):
         told = f"step {step + 1} with {parts} micro-batches"
@@ -113,25 +148,34 @@ def drawn_guesses(student, draw, world):
     """For each rank whether its words were guessed; and the fraction over all ranks."""
     sizes = draw.sample(range(200, 400), world)
     each = [[int(draw.random() < (rank + 1) / (world + 1)) for _ in range(n)] for rank, n in enumerate(sizes)]
-    right = sum(map(sum, each)) / sum(sizes)
     means = [sum(mine) / len(mine) for mine in each]
-    student.premise(abs(sum(means) / world - right) > 1e-4, "the mean of the ranks' fractions")
-    return each, right
+    student.premise(abs(sum(means) / world - fraction(each)) > 1e-4, "the mean of the ranks' fractions")
+    return each
+
+
+def fraction(each):
+    return sum(map(sum, each)) / sum(map(len, each))
 
 
 @todo(8)
 def test_todo08_accuracy(student):
     draw = student.draw("guesses")
     guesses = {world: drawn_guesses(student, draw, world) for world in (2, 3)}
-    for world, (each, right) in guesses.items():
-        run = student.call(accuracy_on_rank, world=world, guesses=Private(each))
-        told = f"on {count_of(world, 'rank')}:"
-        for rank, seen in enumerate(run.evidence):
-            same = isinstance(seen, float) and math.isclose(seen, right, rel_tol=1e-6)
-            expect(same, f"{told} it does not return the fraction over the words of all ranks", right, seen, rank)
-        (events,) = cases(run.events)
-        check_sent(f"{told} a call", events, 64 * world, why="a fraction needs two numbers of each rank")
-        check_calls(told, collectives(events), 1, "for one fraction")
+    for world, each in guesses.items():
+        idle = draw.randrange(world)  # in a second call, this rank has no word
+        calls = [each, [mine if rank != idle else [] for rank, mine in enumerate(each)]]
+        by_rank = list(zip(*calls, strict=True))
+        with hinted(HINTS["no words"], "mismatch", "hang"):
+            run = student.call(accuracy_on_rank, world=world, guesses=Private(by_rank))
+        for number, (guessed, events) in enumerate(zip(calls, cases(run.events), strict=True)):
+            told = f"on {count_of(world, 'rank')}{f', of which rank {idle} has no words' * number}:"
+            right, hint = fraction(guessed), HINTS["no words" if number else "fraction"]
+            for rank, both in enumerate(run.evidence):
+                seen, what = both[number], f"{told} it does not return the fraction over the words of all ranks"
+                same = isinstance(seen, float) and math.isclose(seen, right, rel_tol=1e-6)
+                expect(same, what, right, seen, rank, hint)
+            check_sent(f"{told} a call", events, 64 * world, why="a fraction needs two numbers of each rank")
+            check_calls(told, collectives(events), 1, "for one fraction")
     check_story(student, 8, (2, 1), ("the number of messages as given", "the number with the fix"), BOTH)
 
 
@@ -142,8 +186,10 @@ def test_todo08_accuracy(student):
 def check_dealt_once(told, lengths, parts):
     seen = sorted(number for part in parts for number in part)
     lacking = sorted({*range(len(lengths))} - {*seen})
-    expect(not lacking, f"{told}: no rank computes documents {lacking[:6]}, so the step lacks them", "each", seen)
-    expect(seen == [*range(len(lengths))], f"{told}: a document is computed twice, or there is none", "each once", seen)
+    lost = f"{told}: no rank computes documents {lacking[:6]}, so the step lacks them"
+    expect(not lacking, lost, "each", seen, hint=HINTS["lost"])
+    twice = f"{told}: a document is computed twice, or there is none"
+    expect(seen == [*range(len(lengths))], twice, "each once", seen, hint=HINTS["places"])
 
 
 def documents(student, draw, world):
@@ -170,7 +216,8 @@ def test_todo09_deal(student):
     for (world, lengths), parts in zip(calls, dealt, strict=True):
         told = f"documents of {', '.join(map(str, lengths))} sequences on {count_of(world, 'rank')}"
         lists = isinstance(parts, list) and all(isinstance(part, list) for part in parts)
-        expect(lists and len(parts) == world, f"{told}: not a list for each rank", world, parts)
+        what = f"{told}: not a list for each rank"
+        expect(lists and len(parts) == world, what, world, parts, hint=HINTS["lists"])
         check_dealt_once(told, lengths, parts)
         sums = [sum(lengths[number] for number in part) for part in parts]
         expect(
@@ -193,7 +240,10 @@ def spread(lengths, parts):
 
 # What `Gate` notes -> what is wrong, and a hint.
 STANDS = {
-    "written by the thread that trains": ("training stands still until the checkpoint is written", ""),
+    "written by the thread that trains": (
+        "training stands still until the checkpoint is written",
+        "Which thread calls `write_10`? One that is only told what to call, and with what, begins by itself.",
+    ),
     "waited for": (
         "training stands still until the thread that writes is done",
         "A thread for which the call waits at once helps nothing. Which later moment has to wait for it?",
@@ -211,19 +261,24 @@ def test_todo10_save_checkpoint(student):
     first, *others = student.call(save_on_rank, world=2, values=values).evidence
     for rank, mine in enumerate(others, 1):
         wrote = any(left["file"] is not None or left["how"] for left in mine)
-        expect(not wrote, f"rank {rank} writes a checkpoint", "rank 0 alone", f"rank {rank}, too", rank)
+        told, hint = f"rank {rank} writes a checkpoint", "The ranks' weights are the same. Whose file is it?"
+        expect(not wrote, told, "rank 0 alone", f"rank {rank}, too", rank, hint)
     for epoch, (value, left) in enumerate(zip(values, first, strict=True)):
         for how, (told, hint) in STANDS.items():
             expect(how not in left["how"], told, "it is written meanwhile, and in any case", how, 0, hint)
         saved = left["file"]
-        expect(saved is not None, "there is no file after training has continued", "a checkpoint", "none", 0)
-        about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
-        expect(
-            about == {"config": {"dim": 3}, "epoch": epoch}, "the file lacks what it was given", "all of it", about, 0
+        none, begun = (
+            "there is no file after training has continued",
+            "Has the thread been started, and what does it call?",
         )
+        expect(saved is not None, none, "a checkpoint", "none", 0, begun)
+        about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
+        kept = "What `write_10` is given in the run as given, it must still be given; only the weights are others."
+        whole = about == {"config": {"dim": 3}, "epoch": epoch}
+        expect(whole, "the file lacks what it was given", "all of it", about, 0, kept)
         weights = saved.get("model")
         plain = isinstance(weights, dict) and [*weights] == ["weight"]
-        expect(plain, "the file's weights are not named as the plain model's", ["weight"], weights, 0)
+        expect(plain, "the file's weights are not named as the plain model's", ["weight"], weights, 0, kept)
         check_tensor(
             "the file's weight",
             weights["weight"],

@@ -21,6 +21,22 @@ from grader.kit import REL, Private, check_shape, check_story, check_tensor, cou
 from .common import BOTH
 from .ranks import batches_on_rank, evaluate_on_rank, notes_on_rank, pad_on_rank, plain_gradients, recompute_on_rank
 
+HINTS = {
+    "mean": "Each of the last log_every losses counts once. How many are noted when the mean is due, and which?",
+    "due": "How many losses are noted in the log_every-th step, once its own is among them?",
+    "read": "What of a loss can be noted without looking at its number? Mind conditions, prints and conversions, too.",
+    "read once": "One tensor has the mean of all that is noted. Which number of it is read, and how often?",
+    "pair": "`cut_2` returns the pair (x, y) as a batch needs it.",
+    "windows": "The batch has the windows with the given numbers, in the order of the numbers.",
+    "second text": "batches_2 may be called for several texts. What is kept must belong to one call, not to all.",
+    "block": "A block is wrapped once, in its place, and is still called by the model.",
+    "same": "Recomputing changes no number. What else has changed in the model?",
+    "validation": "Each batch weighs by its targets that are not IGNORE, and all batches count.",
+    "frozen": "A parameter that was frozen before must be frozen afterwards. Must parameters change at all?",
+    "width": "The width must hold the longest sample of the batch: all samples, at any place in it.",
+    "targets": "The given lines pad y with IGNORE. What have you changed in them?",
+}
+
 # ---------------------------------------------------------------------------------------------------
 # 1: numbers that are read from the device
 
@@ -36,14 +52,17 @@ def test_todo01_note_loss(student):
         if due:
             right = sum(value**2 for value in losses[step - every : step]) / every
             is_mean = isinstance(got["mean"], float) and math.isclose(got["mean"], right, rel_tol=REL)
-            expect(is_mean, f"{told}: what it returns is not the mean of the last {every} losses", right, got["mean"])
+            whole = f"{told}: what it returns is not the mean of the last {every} losses"
+            expect(is_mean, whole, right, got["mean"], hint=HINTS["mean"])
         else:
-            expect(got["mean"] is None, f"{told}: it returns something, though nothing is due", None, got["mean"])
+            what = f"{told}: it returns something, though nothing is due"
+            expect(got["mean"] is None, what, None, got["mean"], hint=HINTS["due"])
         expect(
             got["reads"] <= due,
             f"{told} reads from the device {count_of(got['reads'], 'time')}",
             "once, where a mean is due" if due else "no read: the step returns nothing",
             got["reads"],
+            hint=HINTS["read once" if due else "read"],
         )
         expect(
             not got["alive"],
@@ -63,25 +82,34 @@ def test_todo01_note_loss(student):
 def test_todo02_batches(student):
     draw = student.draw("text")
     seq_len, windows = draw.randrange(3, 6), draw.randrange(9, 14)
-    words = [draw.randrange(31) for _ in range(windows * seq_len + 1)]
+    texts = [[draw.randrange(31) for _ in range(windows * seq_len + 1)] for _ in range(2)]
     orders = [draw.sample(range(windows), 4) for _ in range(4)]
     name = f"text-{draw.randrange(10**9)}.txt"
-    call = dict(name=name, words=words, orders=orders, seq_len=seq_len)
-    (seen,) = student.call(batches_on_rank, world=1, group=False, **call).evidence
-    text = torch.tensor(words)
+    call = dict(name=name, texts=texts, orders=orders, seq_len=seq_len)
+    (both,) = student.call(batches_on_rank, world=1, group=False, **call).evidence
+    for told, words, seen in zip(("", "of a second text, "), texts, both, strict=True):
+        check_batches(told, torch.tensor(words), orders, seq_len, seen)
+    check_story(student, 2, ("data", 1600), ("the longest part of a step", "the number of words decoded for each one"))
+
+
+def check_batches(told, text, orders, seq_len, seen):
     for number, (order, batch) in enumerate(zip(orders, seen["batches"], strict=True)):
-        expect(isinstance(batch, list) and len(batch) == 2, "a batch is not a pair (x, y)", "(x, y)", str(batch)[:80])
+        pair = isinstance(batch, list) and len(batch) == 2
+        expect(pair, f"{told}a batch is not a pair (x, y)", "(x, y)", str(batch)[:80], hint=HINTS["pair"])
         for part, found, shift in zip("xy", batch, (0, 1), strict=True):
             right = torch.stack([text[i * seq_len + shift : (i + 1) * seq_len + shift] for i in order])
-            check_tensor(f"batch {number}: {part}", found, right, dtype=torch.int64)
+            hint = HINTS["second text" if told else "windows"]
+            check_tensor(f"{told}batch {number}: {part}", found, right, dtype=torch.int64, hint=hint)
     for what in ("decoded", "opened"):
         expect(
             seen[what] == 1 or not seen[what] and what == "decoded",
-            f"for {len(orders)} batches, the text is {what} {count_of(seen[what], 'time')}",
+            f"for {len(orders)} batches {told}the text is {what} {count_of(seen[what], 'time')}".replace(
+                ", the", " the"
+            ),
             "once",
             count_of(seen[what], "time"),
+            hint=HINTS["second text"] if told and not seen[what] else "",
         )
-    check_story(student, 2, ("data", 1600), ("the longest part of a step", "the number of words decoded for each one"))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -93,11 +121,11 @@ def recomputing(draw):
     kept = draw.randrange(1000, 2000)
     layers = draw.sample(range(2, 6), 4)
     some = [draw.randrange(1, n) for n in layers]
-    extra = draw.randrange(1, kept)
+    extra, most = draw.randrange(1, kept), draw.randrange(kept // 2 + 1, kept)  # most: nearly one more fits
     return [
         (layers[0], kept, kept * (layers[0] + 1) + extra),
         (layers[1], kept, kept * layers[1]),
-        (layers[2], kept, kept * some[2] + extra),
+        (layers[2], kept, kept * some[2] + most),
         (layers[3], kept, kept * some[3]),
         (layers[0], kept, extra),
     ]
@@ -113,12 +141,14 @@ def test_todo03_recompute(student):
         told = f"{layers} blocks that keep {kept} bytes each, and {budget} bytes for all"
         twice = sum(times > 1 for times in got["computed"])
         fit = min(layers, budget // kept)
-        expect(min(got["computed"]) > 0, f"{told}: a block is not computed at all", "once, or twice", got["computed"])
+        none = f"{told}: a block is not computed at all"
+        expect(min(got["computed"]) > 0, none, "once, or twice", got["computed"], hint=HINTS["block"])
         expect(
             max(got["computed"]) <= 2,
             f"{told}: a block is computed {count_of(max(got['computed']), 'time')}",
             "once, or twice",
             got["computed"],
+            hint=HINTS["block"],
         )
         expect(
             twice >= layers - fit,
@@ -133,9 +163,10 @@ def test_todo03_recompute(student):
             f"{layers - fit}",
             twice,
         )
-        check_tensor(f"{told}: the loss", got["loss"], due["loss"])
+        check_tensor(f"{told}: the loss", got["loss"], due["loss"], hint=HINTS["same"])
         for name, gradient in due["gradients"].items():
-            check_tensor(f"{told}: the gradient of {name}", got["gradients"].get(name), gradient)
+            what = f"{told}: the gradient of {name}"
+            check_tensor(what, got["gradients"].get(name), gradient, hint=HINTS["same"])
     check_story(student, 3, (8, 5), ("the count as given", "the count with the fix"), BOTH)
 
 
@@ -154,11 +185,12 @@ def mean_loss(seed, batches):
 
 
 def drawn_batches(draw, sizes):
-    """Batches of so many rows, as lists; the last word of some rows is padding."""
+    """Batches of so many rows, as lists; the last words of most rows are padding, far more in the first batch."""
     rows = [[[[draw.randrange(50) for _ in range(8)] for _ in range(size)] for _ in "xy"] for size in sizes]
-    for _, y in rows:
+    for number, (_, y) in enumerate(rows):
         for row in y:
-            row[-1] = draw.choice([row[-1], -100])
+            pads = draw.randrange(3) if number else draw.randrange(5, 8)
+            row[8 - pads :] = [-100] * pads
     return rows
 
 
@@ -174,7 +206,9 @@ def test_todo04_evaluate(student):
     for rank, got in enumerate(run.evidence):
         mean = got["mean"]
         is_mean = isinstance(mean, float) and math.isclose(mean, right, rel_tol=REL)
-        expect(is_mean, "it does not return the mean loss over the words of all ranks", right, mean, rank)
+        what = "it does not return the mean loss over the words of all ranks"
+        expect(is_mean, what, right, mean, rank, HINTS["validation"])
+        expect(not got["dropout"], "a batch of the validation is computed in training mode", "eval mode", None, rank)
         expect(
             not got["kept"],
             f"in {len(batches[rank])} batches of validation, autograd keeps {count_of(got['kept'], 'tensor')}"
@@ -191,6 +225,14 @@ def test_todo04_evaluate(student):
             rank,
             hint="What you switch off for the validation must be on again afterwards.",
         )
+        expect(
+            got["same"],
+            "after the validation, other parameters are trained than before",
+            "those that were trained before; one was frozen",
+            "others",
+            rank,
+            hint=HINTS["frozen"],
+        )
     check_story(student, 4, (4, 0), ("the number of batches as given", "the number with the fix"), BOTH)
 
 
@@ -203,16 +245,19 @@ def check_padded(told, batch, x, y):
     width = x.shape[1] if x.ndim == 2 else 0
     longest = max(len(words) for words in batch)
     for part, found in (("x", x), ("y", y)):
-        check_shape(f"{told}: {part}", found, (len(batch), max(width, longest)), torch.int64)
+        shape = (len(batch), max(width, longest))
+        check_shape(f"{told}: {part}", found, shape, torch.int64, hint=HINTS["width"])
     for row, words in enumerate(batch):
         count = len(words)
         whole = x[row, :count].tolist() == words and y[row, :count].tolist() == [word + 1 for word in words]
-        expect(whole, f"{told}: sample {row} is not at the start of its row, or not whole", words[:6], x[row].tolist())
+        what = f"{told}: sample {row} is not at the start of its row, or not whole"
+        expect(whole, what, words[:6], x[row].tolist(), hint=HINTS["width"])
         expect(
             bool((y[row, count:] == -100).all()),
             f"{told}: targets after the end of sample {row} count in the loss",
             -100,
             y[row, count:],
+            hint=HINTS["targets"],
         )
     expect(
         width < longest + 16,

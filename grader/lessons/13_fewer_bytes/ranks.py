@@ -33,6 +33,9 @@ def rounded_on_rank(code, rank, world, values, times, seed):
     results = code.round_stochastically(many, torch.Generator().manual_seed(seed))
     few = many[:8]
     again = [code.round_stochastically(few, torch.Generator().manual_seed(s)) for s in (seed, seed, seed + 1)]
+    draw = torch.Generator().manual_seed(seed)
+    twice = [code.round_stochastically(few, draw) for _ in range(2)]  # the second call draws on
+    alike = code.round_stochastically(torch.full((64, 64), 17.0), draw)
     if not isinstance(results, torch.Tensor) or results.shape != many.shape:
         return {"results": as_evidence(results)}
     low, high = results.amin(dim=0), results.amax(dim=0)
@@ -42,7 +45,8 @@ def rounded_on_rank(code, rank, world, values, times, seed):
         "high": high,
         "between": ((results != low) & (results != high)).sum(dim=0),
         "mean": results.double().mean(dim=0),
-        "again": [as_evidence(each) for each in again],
+        "again": [as_evidence(each) for each in (*again, *twice)],
+        "alike": as_evidence(alike),
     }
 
 
@@ -53,7 +57,12 @@ def drawn_vector(seed, length):
     return torch.randn(length, generator=draw) * sizes[:length]
 
 
-def averaged_on_rank(code, rank, world, mine, lengths):
+def in_steps(world, of_block, scale):
+    """A vector with one large number in each block, so that the others, from 16 to 18, have neighbours 2 apart."""
+    return scale * torch.tensor([256.0] + [of_block] * 31).repeat(4 * world)
+
+
+def averaged_on_rank(code, rank, world, mine, lengths, scale):
     seen = []
     for length in lengths:
         mark()
@@ -61,6 +70,9 @@ def averaged_on_rank(code, rank, world, mine, lengths):
     mark()
     draw = torch.Generator().manual_seed(mine % 1000)
     seen.append(as_evidence(code.all_reduce_in_8_bits(drawn_vector(mine, lengths[-1]), draw)))
+    # Rounded by its owner alone: what is between two neighbours is the mean. By all: what each sends, of all alike.
+    for of_block in (18.0 if rank == 0 else 16.0, 16.5):
+        seen.append(as_evidence(code.all_reduce_in_8_bits(in_steps(world, of_block, scale), draw)))
     return seen
 
 
@@ -79,7 +91,14 @@ def largest_on_rank(code, rank, world, mine, length, ks):
         mark()
         found = code.mean_of_largest(gradient(mine, 0, length), k)
         seen.append([as_evidence(t) for t in found] if isinstance(found, (tuple, list)) else as_evidence(found))
+    mark()
+    found = code.mean_of_largest(tied(mine, length), ks[0])  # all are as large
+    seen.append([as_evidence(t) for t in found])
     return seen
+
+
+def tied(seed, length):
+    return torch.randint(2, (length,), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1.0
 
 
 def feedback_on_rank(code, rank, world, mine, length, k, steps, stop):
@@ -151,8 +170,13 @@ def hook_batch(seed, step):
     return torch.randn(4, 12, generator=draw), torch.randn(4, 2, generator=draw)
 
 
-def hook_on_rank(code, rank, world, mine, r, steps, cap):
-    """Weights after each step; how many buckets the last one had."""
+def hook_on_rank(code, rank, world, mine, r, steps, caps):
+    """For each size of buckets: weights after each step; how many buckets the last one had."""
+    return [hooked_on_rank(code, mine, r, steps, cap) for cap in caps]
+
+
+def hooked_on_rank(code, mine, r, steps, cap):
+    mark()  # here DDP sends weights
     model = hook_model()
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
     state, seen, buckets = code.PowerSGD(model, r), [], []

@@ -41,6 +41,7 @@ from .ranks import (
 HINTS = {
     "message": "What does a rank know of the others' places? Gather places and numbers; each rank puts them together.",
     "sent": "The second result is about this rank alone: its own numbers at its own places, not divided.",
+    "ties": "k numbers are sent, whatever they are. How many are at least as large as the k-th?",
     "budget": "A place needs 4 bytes, a number needs 4. Both can be in one tensor: `view` shows float32 as int32.",
     "memory": "What is in the memory after a step is what was wanted and has not been sent by this rank.",
     "saved": "The memories differ from rank to rank. Which ranks' memories must be in a checkpoint, in which order?",
@@ -49,8 +50,11 @@ HINTS = {
     "orthonormal": "Columns of length 1, at right angles to each other. What becomes of zeros, or of two equal ones?",
     "full": "With as many columns as the matrix has rows, P Pᵀ is the identity. Is Q made from the orthonormal P?",
     "low": "Follow the four steps: what is averaged, when it is orthonormalized, and what the next step starts from.",
+    "thin": "P is averaged as a whole, and so is Q: two messages, each of a thin matrix.",
     "zeros": "After a matrix of zeros, Q is zero, and so is P. Which orthonormal columns do zeros get?",
     "vectors": "What is not compressed is averaged, too, and written back into the bucket.",
+    "bucket": "A bucket may have matrices to compress, other parameters, or both. What does each line make of none?",
+    "bytes": "Of a compressed matrix, P and Q are sent, and nothing else; of the others, each number once.",
     "calls": "The P of all matrices of a bucket fit into one message, with everything that is not compressed.",
     "hook": "In one step, what goes into the state? In the next one, which Q and which memory does the hook use?",
 }
@@ -91,7 +95,8 @@ def test_todo4_feedback(student):
     ks = [k, 1, length]
     with hinted(PARTED, "mismatch"):
         run = student.call(largest_on_rank, world=world, mine=seeds, length=length, ks=ks)
-    for number, (count, events) in enumerate(zip(ks, cases(run.events), strict=True)):
+    *plain, _ = cases(run.events)
+    for number, (count, events) in enumerate(zip(ks, plain, strict=True)):
         told = f"mean_of_largest with k = {count} of {length} on {world} ranks"
         sent = [largest(gradient(seed, 0, length), count) for seed in seeds]
         for rank, seen in enumerate(run.evidence):
@@ -103,6 +108,14 @@ def test_todo4_feedback(student):
         budget = 8 * count * (world - 1)
         check_sent(told, events, budget, budget / 2, "8 bytes for each number are enough", hint=HINTS["budget"])
         check_calls(f"{told}:", collectives(events), 2, "for one message")
+    told = f"mean_of_largest with k = {k} of {length} numbers that are as large"
+    ours = [seen[-1][1] for seen in run.evidence]
+    for rank, (seen, mine) in enumerate(zip(run.evidence, ours, strict=True)):
+        check_shape(f"{told}: what rank {rank} sent", mine, (length,), torch.float32, rank, HINTS["sent"])
+        count = int(mine.count_nonzero())
+        expect(count == k, f"{told}: rank {rank} sends {count}", k, count, rank, HINTS["ties"])
+        right = torch.stack(ours).mean(dim=0)
+        check_tensor(f"{told}: the mean on rank {rank}", seen[-1][0], right, 1e-6, rank, hint=HINTS["message"])
     told = f"k = {k} of {length} on {world} ranks"
     run = student.call(feedback_on_rank, world=world, mine=seeds, length=length, k=k, steps=steps, stop=stop)
     for rank, seen in enumerate(run.evidence):
@@ -199,7 +212,9 @@ def test_todo5_low_rank(student):
             budget = short_ring(size * r * sum(shape), world)
             for step in range(4):
                 why = "P and Q are enough"
-                check_sent(told, events[4 * number + step], budget, 0.9 * budget, why)
+                check_sent(told, events[4 * number + step], budget, 0.9 * budget, why, hint=HINTS["thin"])
+                with hinted(HINTS["thin"]):
+                    check_calls(f"{told}:", collectives(events[4 * number + step]), 2, "in a step")
 
 
 def check_low_rank(told, seen, rights, full, rank):
@@ -227,7 +242,7 @@ def check_low_rank(told, seen, rights, full, rank):
 # TODO 6: DDP's hook
 
 
-CAP = 1200  # bytes of a bucket: several of them
+CAPS = 1200, 150  # bytes of a bucket: several of them; and one that has nothing to compress
 
 
 def hooked(seeds, r, steps):
@@ -265,22 +280,27 @@ def test_todo6_hook(student):
     for how, wrong in (("no memory", "no memory"), ("cold", "the first Q in each step"), ("plain", "no compression")):
         apart = (rights["right"][-1][0] - rights[how][-1][0]).norm()
         student.premise(apart > 1e-2 * (rights["right"][-1][0] - first[0]).norm(), wrong)
-    run = student.call(hook_on_rank, world=world, mine=seeds, r=r, steps=steps, cap=CAP)
+    with hinted(HINTS["bucket"], "crash"):
+        run = student.call(hook_on_rank, world=world, mine=seeds, r=r, steps=steps, caps=CAPS)
     names = [name for name, _ in hook_model().named_parameters()]
-    for rank, seen in enumerate(run.evidence):
+    for rank, cap, number in ((rank, cap, n) for n, cap in enumerate(CAPS) for rank in range(world)):
+        seen = run.evidence[rank][number]
         for step, weights in enumerate(rights["right"]):
             for name, start, mine, right in zip(names, first, seen["weights"][step], weights, strict=True):
                 told = f"on {world} ranks, how far {name} has moved after step {step + 1} on rank {rank}"
                 hint = HINTS["hook"] if right.dim() == 2 else HINTS["vectors"]
                 # One process adds up in a different order: over 60 draws, that made 1.4e-5 at most.
-                check_tensor(told, mine - start.detach(), right - start.detach(), 1e-3, rank, hint=hint)
+                what = f"{told}, in buckets of {cap} bytes," if number else told
+                check_tensor(what, mine - start.detach(), right - start.detach(), 1e-3, rank, hint=hint)
     shapes = [p.shape for p in first]
     thin = [shape for shape in shapes if len(shape) == 2 and r * sum(shape) < shape.numel()]
     numbers = sum(r * sum(shape) for shape in thin) + sum(s.numel() for s in shapes if s not in thin)
-    events = cases(run.events)[-1]
-    told, budget = f"in a step on {world} ranks", short_ring(4 * numbers, world)
-    check_sent(told, events, 1.01 * budget, 0.99 * budget, "two thin matrices for each compressed one are enough")
-    buckets = run.evidence[0]["buckets"]
-    expect(1 < buckets < 7, "DDP makes as many buckets as the check expects", "2 to 6", buckets)
-    with hinted(HINTS["calls"]):
-        check_calls(f"{told}, with {buckets} buckets,", collectives(events), 3 * buckets, "")
+    budget = short_ring(4 * numbers, world)
+    for number in range(len(CAPS)):
+        events = cases(run.events)[(steps + 1) * number + steps]
+        told, why = f"in a step on {world} ranks", "two thin matrices for each compressed one are enough"
+        check_sent(told, events, 1.01 * budget, 0.99 * budget, why, hint=HINTS["bytes"])
+        buckets = run.evidence[0][number]["buckets"]
+        expect(1 < buckets < 7, "DDP makes as many buckets as the check expects", "2 to 6", buckets)
+        with hinted(HINTS["calls"]):
+            check_calls(f"{told}, with {buckets} buckets,", collectives(events), 3 * buckets, "")

@@ -17,14 +17,17 @@ from .common import E4M3, packed, unpacked
 from .ranks import averaged_on_rank, drawn_vector, packed_on_rank, rounded_on_rank
 
 HINTS = {
+    "int32": "One exponent for each row, in a column: which argument of a reduction keeps the dimension?",
     "scale": "Which power of two is the largest number at least? That power must land on 2 to the 8.",
     "codes": "A tensor of float8 is the same memory as one of uint8: which call shows it so, without changing a bit?",
     "order": "In each row: first 32 codes, then one byte for the scale. What is added to the exponent there?",
     "back": "Undo the last two steps, in turn: bytes to float8, float8 to float32, times the scale. Then the padding.",
     "same": "All random numbers come from `draw`, and each value has one of its own.",
+    "draws on": "Whose state moves on with each number that is drawn, so that no step repeats the last one's errors?",
     "two": "What is the distance between two neighbours in this value's binade, and in the smallest ones?",
     "mean": "A value a third of the way up should be rounded up in a third of all cases.",
     "alike": "Each rank has its own part before it is rounded. Which version of it do the other ranks have?",
+    "twice": "Numbers are packed twice: by each rank, and by the owner of the part. `pack` takes `draw`.",
     "once": "The parts that arrive are summed in float32. How often has each number been rounded until then?",
 }
 
@@ -84,7 +87,9 @@ def test_todo1_packed(student):
     for length, vector, given, mine in zip(lengths, vectors, rows, seen, strict=True):
         told = f"{length} numbers"
         exponents, right = packed(torch.tensor(vector, dtype=torch.float64))
-        check_shape(f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, hint=HINTS["scale"])
+        check_shape(
+            f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, torch.int32, hint=HINTS["int32"]
+        )
         check_shape(f"{told}: what pack returns", mine["rows"], right.shape, torch.uint8, hint=HINTS["codes"])
         zero = right[:, :32].eq(0).all(dim=1)
         for number, (is_zero, exponent, row, its) in enumerate(
@@ -159,7 +164,12 @@ def test_todo2_stochastic(student):
             f"{mean:.6g}",
             hint=HINTS["mean"],
         )
-    first, same, different = seen["again"]
+    check_drawn(seen)
+
+
+def check_drawn(seen):
+    """Random numbers come from the given generator, one for each value."""
+    first, same, different, once, later = seen["again"]
     expect(
         torch.equal(first, same),
         "the same values and generators of the same seed give different results",
@@ -174,6 +184,22 @@ def test_todo2_stochastic(student):
         "the same",
         hint=HINTS["same"],
     )
+    expect(
+        not torch.equal(once, later),
+        "a second call with the same generator gives the same results again",
+        "it draws on",
+        "the same",
+        hint=HINTS["draws on"],
+    )
+    for told, of in (("row", seen["alike"]), ("column", seen["alike"].T)):
+        # 64 values halfway: all go the same way by chance once in 2 ** 63.
+        expect(
+            bool((of.amin(dim=1) < of.amax(dim=1)).all()),
+            f"of a matrix of equal values, all of a {told} are rounded the same way",
+            "each by a random number of its own",
+            "the same for all",
+            hint=HINTS["same"],
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -221,7 +247,8 @@ def test_todo3_all_reduce(student):
         },
     )
     for world, seeds, rights in trials:
-        run = student.call(averaged_on_rank, world=world, mine=seeds, lengths=lengths)
+        scale = 2.0 ** draw.randrange(-20, 20)
+        run = student.call(averaged_on_rank, world=world, mine=seeds, lengths=lengths, scale=scale)
         events = cases(run.events)
         for number, (length, right) in enumerate(zip(lengths, rights, strict=True)):
             told = f"{length} numbers on {world} ranks"
@@ -232,14 +259,26 @@ def test_todo3_all_reduce(student):
             check_sent(told, events[number], budget, 0.99 * budget, "33 bytes for each block are enough, twice")
         told = f"rounded stochastically, on {world} ranks"
         for rank, seen in enumerate(run.evidence):
-            first = run.evidence[0][-1]
-            check_shape(f"{told}: the mean on rank {rank}", seen[-1], rights[-1].shape, torch.float32, rank)
-            same = torch.equal(seen[-1], first)
+            mean, first = seen[len(lengths)], run.evidence[0][len(lengths)]
+            check_shape(f"{told}: the mean on rank {rank}", mean, rights[-1].shape, torch.float32, rank)
+            same = torch.equal(mean, first)
             expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
             expect(
-                not torch.equal(seen[-1], rights[-1]),
+                not torch.equal(mean, rights[-1]),
                 f"{told}: the numbers are rounded to the nearest: `draw` is not used",
                 "others",
                 "the same",
                 rank,
+                HINTS["twice"],
             )
+            for which, found in zip(("the means", "the ranks' own numbers"), seen[len(lengths) + 1 :], strict=True):
+                small = found.view(-1, 32)[:, 1:]
+                # Hundreds of numbers between the same two neighbours.
+                expect(
+                    bool(small.min() < small.max()),
+                    f"{told}: {which} are rounded to the nearest, not with `draw`",
+                    "equal numbers go up and down",
+                    "all go the same way",
+                    rank,
+                    HINTS["twice"],
+                )

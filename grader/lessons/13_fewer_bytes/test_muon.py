@@ -19,6 +19,7 @@ HINTS = {
     "tall": "Of a matrix with more rows than columns, the transposed one is iterated. What must be undone at the end?",
     "dtype": "The result has the dtype of what was given.",
     "valid": "Each matrix needs one rank, from 0 to world - 1.",
+    "same": "Only the shapes and the number of ranks may decide: not the rank that calls, and no random number.",
     "balance": "Which matrix is placed first, and where does the next one do least harm? Compare costs, not sizes.",
     "owned": "Only the owner needs a gradient: the mean over all ranks, of its own matrices.",
     "sent": "Which pieces does a rank have to send to rank 2? Those that rank 2 owns, and no others.",
@@ -110,7 +111,7 @@ def test_todo8_owners(student):
         rel = 1e-10 if dtype == "float64" else 1e-4
         check_tensor(told, mine.double(), iterated(matrix, count), rel, hint=hint)
     models = drawn_models(draw)
-    (seen,) = student.call(owners_on_rank, world=1, group=False, cases=[[s, w] for s, w in models]).evidence
+    seen, other = student.call(owners_on_rank, world=2, cases=[[s, w] for s, w in models]).evidence
     for (shapes, world), owner in zip(models, seen, strict=True):
         told = f"owners of {len(shapes)} matrices on {world} ranks"
         whole = isinstance(owner, list) and len(owner) == len(shapes)
@@ -125,6 +126,14 @@ def test_todo8_owners(student):
             f"{max(loads) / mean:.2f}",
             hint=HINTS["balance"],
         )
+    expect(
+        seen == other,
+        "ranks 0 and 1 call owners with the same shapes and get different answers",
+        seen,
+        other,
+        1,
+        HINTS["same"],
+    )
 
 
 # ---------------------------------------------------------------------------------------------------
