@@ -146,7 +146,7 @@ def kills(args: argparse.Namespace, folder: Path, console: Console) -> None:
         "--save-every",
         str(EVERY),
     ]
-    flags += ["--block", "20", "--buffer", "4"]
+    flags += ["--block-rows", "20", "--buffer", "4"]
     whole = folder / "whole"
     whole.mkdir()
     finish(start(1, whole, 0, [*flags, "--out", str(folder / "out-whole"), "--workers", "0"]), whole)

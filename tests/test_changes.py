@@ -99,6 +99,11 @@ def test_what_can_is_told_by_its_line(swap, text):
     assert text in found or (swap.startswith("    else") and found), found
 
 
+def test_a_decorator_is_an_added_line_and_the_function_below_is_unchanged():
+    text = todo_regions.compose(SOURCE, (1, 2)).replace("def main(", "@torch.no_grad()\ndef main(")
+    assert [(change.text, change.given) for change in changed(SOURCE, text)] == [("“@torch.no_grad()”", False)]
+
+
 def undressed(text: str) -> str:
     """Python without docstrings, and functions without annotations."""
     lines = text.split("\n")

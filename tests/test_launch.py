@@ -10,8 +10,20 @@ from course_copy import Course
 CELL = """
 from grader import launch
 
+END = "."
+
+import functools
+
+def told(function):
+    @functools.wraps(function)
+    def called(*args):
+        print("decorated", flush=True)
+        return function(*args)
+    return called
+
+@told
 def greeting():
-    return "a word of the notebook"
+    return "a word of the notebook" + str(END)
 
 def perplexity_0(loss):
     print(greeting(), flush=True)
@@ -37,6 +49,6 @@ def test_a_run_with_a_function_of_the_notebook(tmp_path):
         timeout=400,
     )
     assert done.returncode == 0, done
-    assert "CODE 1 OUT True" in done.stdout and "a word of the notebook" in done.stdout, done.stdout
+    assert "CODE 1 OUT True" in done.stdout and "decorated\na word of the notebook." in done.stdout, done.stdout
     assert "ValueError: planted" in done.stdout
     assert not (course.folder / "runs" / "planted" / "out" / "model-best.pt").exists()

@@ -329,7 +329,7 @@ def streamed(runner):
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_a_stream_is_the_serial_run(streamed, world):
     """With all rows in one block its order is the serial run's; and a text of one document has all its targets."""
-    argv = [*FIFTY, "--block", "100000", "--workers", str(world % 3), "--out"]
+    argv = [*FIFTY, "--block-rows", "100000", "--workers", str(world % 3), "--out"]
     serial = ddp.training(streamed.serial(FIFTY, ddp.corpus(streamed)).evidence[0])
     run = streamed.run([*argv, "out"], ddp.corpus(streamed), world=world, common=True)
     ranks = [ddp.training(evidence) for evidence in run.evidence]

@@ -116,7 +116,7 @@ def test_a_corpus_as_shards_is_the_corpus(tmp_path):
     out = tmp_path / "s"
     args = ("--shards", "--data", "builtin", "--file-size", "30kB", "--out", str(out))
     code, text = said(*args)
-    assert code == 0 and "57,703 train in 4" in text and "files of uint16, 6,604 types" in text, text
+    assert code == 0 and "57,703 train in 4 files" in text and "of uint16, 6,604 types" in text, text
     assert "--data" in text
     one, other = load_corpus(str(out)), load_corpus("builtin")
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("train", "validation", "test"))

@@ -5,8 +5,8 @@
 # slow. In each, a colleague has changed your `ddp_training` a little. Run each story as it is given first, and find out
 # *what* is slow, on *which* rank, and *how much* of the step it takes; then answer a question, and fix a line or two.
 #
-# It builds on `11_when_it_hangs`, whose `launch` runs your own `train/ddp_training.py` with a story's functions in place
-# of the script's. The runs are small and your computer does other things as well, so the seconds that you see vary
+# It uses `launch`, as `11_when_it_hangs` does: it runs your own `train/ddp_training.py`, whose TODOs 1 to 13 must be
+# right, with a story's functions in place of the script's. The runs are small and your computer does other things as well, so the seconds that you see vary
 # widely. **Counts do not vary**: how often a step reads a number from the device, how many messages it sends, how many
 # blocks it computes, how many graphs it compiles. Find the cause by its time, and prove it by its count. The judge
 # never looks at a clock: it counts, and compares the losses, because leaving work out is not a cure.
@@ -588,8 +588,8 @@ print(run, run.log(0, 2), table(run.folder / "out", "gloo:all_gather", "gloo:all
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_8() -> tuple[int, int]:
-    """How many messages of all ranks a step takes for the accuracy: in the run as given, and with the fix. (DDP sends
-    one for the gradients.)"""
+    """How many collectives a rank calls in a step for the accuracy: in the run as given, and with the fix. (DDP calls one
+    for the gradients.)"""
     # TODO 8, again: what does the table say, before and after?
     ### BEGIN SOLUTION
     return 2, 1

@@ -331,8 +331,8 @@ def scale_gradients(model: nn.Module, grid: DeviceMesh) -> None:
     """After the backward pass: turn every gradient into the gradient of the mean of all ranks' losses, in place."""
     # TODO 6, again: FSDP has added up each unit's gradients over the unit's mesh, and divided by the size of that mesh.
     # An expert computes tokens from all ranks of its row: how many losses does its gradient come from, and by what number
-    # has it been divided? expert_parameters, below, lists this rank's. (FSDP's own way, set_gradient_divide_factor, is not for
-    # gloo: findings/fsdp2_divides_twice_on_a_mesh_of_one_rank.sh.)
+    # has it been divided? expert_parameters, below, lists this rank's. (FSDP's own way, set_gradient_divide_factor, divides
+    # twice on gloo where the mesh has one rank, torch 2.13 to 2.15.)
     ### BEGIN SOLUTION
     for p in expert_parameters(model):
         p.grad /= grid["expert"].size()

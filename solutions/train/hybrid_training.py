@@ -30,8 +30,8 @@ of them divide a block's experts: in each layer, rows of the stream travel to th
 It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training, tp_training, context_training and expert_training:
 it starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is
 in utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
-axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 saves memory,
-and 11 to 13 make it right for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
+axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 saves memory
+with --cp and places experts, and 12 and 13 make it right for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
 `./workbook check hybrid_training` says how far you have got.
 
 Experts are dropless, and a bias alone balances their load: a balancing loss, or a capacity, would depend on how the batch
@@ -153,7 +153,8 @@ def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
     # Ranks that differ on cp have different tokens of the same samples: FSDP treats them as it treats ranks with
     # different samples, so the axis "shard" of these two grids has shard times cp ranks, or what ep leaves of them. The
     # ranks of ep, args.ep, have different experts of the same block, and rows travel among them in every layer: they are
-    # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp. As given, ranks of cp keep
+    # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp, and along an axis the ranks'
+    # numbers rise: a process group sorts its ranks, and FSDP deals out shards by places. As given, ranks of cp keep
     # copies of all states, as ranks of dp do: the losses are right, and --cp saves no such memory. And every rank has all
     # experts.
     ### BEGIN SOLUTION

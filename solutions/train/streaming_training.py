@@ -70,7 +70,7 @@ MOST_WORKERS = 4  # of a rank; to read a row takes far less than to train on it
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = training_parser("streaming_training")
     add = parser.add_argument
-    add("--block", type=whole(1), default=256, help="rows that stay together in shuffling: neighbours on the disk")
+    add("--block-rows", type=whole(1), default=256, help="rows that stay together in shuffling: neighbours on the disk")
     add("--buffer", type=whole(1), default=16, help="blocks whose rows are mixed with each other")
     add("--save-every", type=whole(0), default=0, help="steps between checkpoints; 0: none")
     add("--resume", type=given, metavar="FOLDER", help="resume from the checkpoint of a run; dropout will draw different numbers")
@@ -91,8 +91,8 @@ def read_tokens(split: Split, maps: dict[int, Any], begin: int, end: int) -> Ten
     # TODO 1: Read these tokens, and no others.
     # split.files are the files, in order: file.path, file.first (the position of its first token), file.tokens. A token
     # is of split.dtype. The range may begin in one file and end in another. Do not read a file as a whole: map it into
-    # memory, and copy only the range. And do not open a file for every row: on a cluster's file system an open is slow,
-    # and thousands of readers share it. What you keep in `maps`, under the file's number, is there at the next call.
+    # memory, for reading only, and copy only the range. And do not open a file for every row: on a cluster's file system
+    # an open is slow, and thousands of readers share it. What you keep in `maps`, under the file's number, is there at the next call.
     ### BEGIN SOLUTION
     found = [np.zeros(0, split.dtype)]
     for number, file in enumerate(split.files):
@@ -151,13 +151,13 @@ def shuffled(n_rows: int, epoch: int, args: argparse.Namespace) -> Iterator[Tens
     """All rows of an epoch, 0 … n_rows - 1, in the order in which they are trained on; piece after piece."""
     generator = torch.Generator().manual_seed(args.seed + epoch)
     # TODO 4: Shuffle without reading all over the disk.
-    # Rows that are neighbours on the disk form a block: args.block rows, fewer in the last one. Shuffle the blocks. Then
-    # take args.buffer blocks at a time, and yield their rows as one tensor, shuffled among each other: a piece comes from
-    # few places of the disk. Draw everything from `generator`: the order must be the same on every reader.
+    # Rows that are neighbours on the disk form a block: args.block_rows rows, fewer in the last one. Shuffle the blocks.
+    # Then take args.buffer blocks at a time, and yield their rows as one tensor, shuffled among each other: a piece comes
+    # from few places of the disk. Draw everything from `generator`: the order must be the same on every reader.
     ### BEGIN SOLUTION
-    blocks = torch.randperm(-(-n_rows // args.block), generator=generator)
+    blocks = torch.randperm(-(-n_rows // args.block_rows), generator=generator)
     for own in blocks.split(args.buffer):
-        rows = (own[:, None] * args.block + torch.arange(args.block)).flatten()
+        rows = (own[:, None] * args.block_rows + torch.arange(args.block_rows)).flatten()
         rows = rows[rows < n_rows]
         yield rows[torch.randperm(len(rows), generator=generator)]
     ### STUDENT
@@ -244,11 +244,12 @@ def count_workers() -> int:
     """How many workers each rank has without --workers."""
     # TODO 7: Use the CPUs that this process may use, and no more.
     # The machine may have more CPUs than the job. Slurm says in SLURM_CPUS_PER_TASK how many its task has; where it says
-    # nothing, os.sched_getaffinity(0) has the CPUs of this process. The LOCAL_WORLD_SIZE ranks of the node divide them
-    # (both variables may be missing: then it is one rank), and each needs one for itself. Return what is left for a
-    # rank's workers: at most MOST_WORKERS; 0 where nothing is left.
+    # nothing, os.sched_getaffinity(0) has the CPUs of this process (macOS has os.cpu_count() alone). The
+    # LOCAL_WORLD_SIZE ranks of the node divide them (both variables may be missing: then it is one rank), and each needs
+    # one for itself. Return what is left for a rank's workers: at most MOST_WORKERS; 0 where nothing is left.
     ### BEGIN SOLUTION
-    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or len(os.sched_getaffinity(0)))
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or own)
     return min(max(cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1, 0), MOST_WORKERS)
     ### STUDENT
     # return 0
@@ -283,11 +284,11 @@ def stream_state(epoch: int, steps: int, n_rows: int, args: argparse.Namespace) 
     # TODO 8: Save where the stream is.
     # A resumed run continues with the very next sample, on more ranks or fewer, with more workers or fewer. A list of the
     # samples so far would grow with the run; what the workers have read ahead is not trained on. Which numbers say where
-    # the stream is, and which must be the same again, so that the order is? Names: the flags' own, with "epoch",
-    # "samples" and "rows" for the rest.
+    # the stream is, and which must be the same again, so that the order is? Names: the flags' own (seq_len
+    # for --seq-len), with "epoch", "samples" and "rows" for the rest. --batch-size is looked at elsewhere.
     ### BEGIN SOLUTION
     place = {"epoch": epoch, "samples": steps * args.batch_size, "rows": n_rows}
-    return place | {name: getattr(args, name) for name in ("seed", "seq_len", "block", "buffer")}
+    return place | {name: getattr(args, name) for name in ("seed", "seq_len", "block_rows", "buffer")}
     ### STUDENT
     # return {}
     ### END SOLUTION
@@ -316,8 +317,8 @@ def weighted(loss: Tensor, n_targets: Tensor) -> Tensor:
     # TODO 3: Give every target the same weight.
     # DDP averages the gradients of the ranks. But some targets are ignored, so ranks have unequally many, and a mean of
     # the ranks' means would depend on how the batch is divided. Scale this rank's loss, so that DDP's average is the
-    # gradient of the mean over the targets of the global batch. A step may have no target at all on a rank: its loss is
-    # 0 then.
+    # gradient of the mean over the targets of the global batch. A rank without a target counts for nothing; where no
+    # rank has one, the loss is 0, not nan.
     ### BEGIN SOLUTION
     total = n_targets.clone()
     dist.all_reduce(total)

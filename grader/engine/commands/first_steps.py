@@ -106,7 +106,7 @@ def say_shards(corpus: "Corpus", vocab: int, file_size: str, out: Path | None) -
         check_checksums(there)
         if there.name != corpus.name:
             fail(f"{folder} has the shards of {there.name}; choose another --out")
-        say(f"{folder} is there already, and whole: all checksums agree")
+        say(f"{folder} is there already, and whole: all checksums agree (another --file-size is for another --out)")
     else:
         try:
             there = write_corpus(corpus, folder, file_size=most)
@@ -116,11 +116,12 @@ def say_shards(corpus: "Corpus", vocab: int, file_size: str, out: Path | None) -
             fail(f"{folder} cannot be written: {no_room(problem) or problem.strerror}")
     width = {"<u2": "uint16", "<u4": "uint32"}[there.train.dtype]
     counts = ", ".join(
-        f"{split.tokens:,} {name} in {len(split.files)}"
+        f"{split.tokens:,} {name} in {len(split.files)} file{'s' * (len(split.files) != 1)}"
         for name, split in (("train", there.train), ("validation", there.validation), ("test", there.test))
     )
-    say(f"{there.name}: {counts} files of {width}, {there.vocab_size:,} types")
-    say(f"train on it with any script: --data {os.path.relpath(folder)}")
+    say(f"{there.name}: {counts}, of {width}, {there.vocab_size:,} types")
+    whole = folder.resolve()
+    say(f"train on it with any script: --data {os.path.relpath(whole) if whole.is_relative_to(Path.cwd()) else whole}")
 
 
 # What JupyterLab starts with, for this course alone; a user's own settings take precedence.

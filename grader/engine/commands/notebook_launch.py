@@ -5,6 +5,7 @@ they are now, replace the script's: `wrap_2`, of story 2, replaces `wrap`. The f
 `story.py`, a small text to train on, and a log of each rank.
 """
 
+import ast
 import inspect
 import os
 import random
@@ -85,10 +86,10 @@ def script() -> str:
     if lessons.has_solutions():
         return todo_regions.compose(source, todo_regions.titles(source))
     text = lessons.student_path(SCRIPT).read_text("utf-8")
-    if todo := [
-        str(number) for number in todo_regions.titles(source) if not todo_regions.attempted(source, text, number)
-    ]:
-        raise ValueError(f"launch runs your train/{SCRIPT}.py, and its TODOs {', '.join(todo)} are not done yet")
+    todo = [number for number in todo_regions.titles(source) if not todo_regions.attempted(source, text, number)]
+    if todo:
+        numbers = ", ".join(map(str, sorted(todo)))
+        raise ValueError(f"launch runs your train/{SCRIPT}.py, and its TODOs {numbers} are not done yet")
     return text
 
 
@@ -119,15 +120,23 @@ def collect(name: str, value: Any, parts: dict[str, str]) -> None:
         parts[name] = f"import {value.__name__} as {name}"
     elif inspect.isfunction(value) and value.__module__ == "__main__":
         parts[name] = ""  # it may call itself
-        for used in names_of(value.__code__):
-            if used in value.__globals__:
-                collect(used, value.__globals__[used], parts)
+        source = textwrap.dedent(inspect.getsource(value)).strip()
+        written = inspect.unwrap(value)  # a decorator's function is made elsewhere, of names that are not the cell's
+        for used in [*names_of(written.__code__), *names_of_decorators(source)]:
+            if used in written.__globals__:
+                collect(used, written.__globals__[used], parts)
         del parts[name]
-        parts[name] = textwrap.dedent(inspect.getsource(value)).strip()
+        parts[name] = source
     elif hasattr(value, "__qualname__"):
         parts[name] = f"from {value.__module__} import {value.__qualname__} as {name}"
     else:
         parts[name] = f"{name} = {value!r}"
+
+
+def names_of_decorators(source: str) -> list[str]:
+    """The names that the decorators of a function use."""
+    decorators = ast.parse(source).body[0].decorator_list
+    return [node.id for part in decorators for node in ast.walk(part) if isinstance(node, ast.Name)]
 
 
 def names_of(code: CodeType) -> list[str]:

@@ -1,7 +1,8 @@
 """Reports which files a rank, and the processes that it starts, open in a folder; and how many bytes a call reads.
 
-{"e": "opened", "name": "train-00001.bin", "reader": 0, "times": 2}
-                                 the rank's process 0 (the first that opened a file) has opened the file so often
+{"e": "opened", "name": "train-00001.bin", "reader": 0, "times": 2, "writes": false}
+                                 the rank's process 0 (the first that opened a file) has opened the file so often, and
+                                 whether for writing, too
 {"e": "read", "bytes": 4096}     the most that a call can have read, of files that are read and of files that are mapped
 
 A process that a rank has forked, such as a loader's worker, has no connection to the judge: it leaves a line in a file,
@@ -34,16 +35,21 @@ class watch_reads:
             return
         path = os.path.abspath(os.fsdecode(args[0]))
         if os.path.dirname(path) == self.folder:
-            os.write(self.into, f"{os.getpid()} {os.path.basename(path)}\n".encode())  # a short line is written whole
+            writes = int(isinstance(args[1], str) and not {*"wax+"}.isdisjoint(args[1]))
+            # a short line is written whole
+            os.write(self.into, f"{os.getpid()} {writes} {os.path.basename(path)}\n".encode())
 
     def report(self) -> None:
         """Tell the judge what was opened so far, and stop noting it."""
         os.close(self.into)
         self.into = None
-        lines = [tuple(line.split(" ", 1)) for line in self.notes.read_text().splitlines()]
-        readers = list(dict.fromkeys(pid for pid, _ in lines))
-        for (pid, name), times in Counter(lines).items():
-            Reporter.mine.say(e="opened", name=name, reader=readers.index(pid), times=times)
+        lines = [line.split(" ", 2) for line in self.notes.read_text().splitlines()]
+        readers = list(dict.fromkeys(pid for pid, _, _ in lines))
+        written = {(pid, name) for pid, writes, name in lines if writes == "1"}
+        for (pid, name), times in Counter((pid, name) for pid, _, name in lines).items():
+            Reporter.mine.say(
+                e="opened", name=name, reader=readers.index(pid), times=times, writes=(pid, name) in written
+            )
 
 
 def bytes_read(call: Callable[[], Any]) -> Any:

@@ -27,7 +27,8 @@ from grader.engine.ranks.run import Run
 Case = TypeVar("Case")
 AGAIN = "Is there a tensor that is made once, for all calls? Each result needs one of its own."
 IN_PLACE = (
-    "An operation with an underscore, or one such as `*=`, writes into the tensor itself. Who else uses that tensor?"
+    "These write into the tensor itself: an operation with an underscore, `*=`, `x[i] = …`, and a collective that"
+    " returns nothing. Who else uses that tensor?"
 )
 GIVEN = (
     "What is given belongs to the caller, with all that is in it. Which line changes it instead of making a new one?"

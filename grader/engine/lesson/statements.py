@@ -7,14 +7,17 @@ from collections.abc import Iterator
 
 def statements(tree: ast.Module) -> Iterator[list]:
     """[first line, last line, depth of its indentation, code] of each statement, in order; of a compound one, of its
-    head. Its code has no annotations, and is "" if it does nothing, as a docstring.
+    head, and of each decorator before it. Its code has no annotations, and is "" if it does nothing, as a docstring.
     """
     for statement, depth, opens in _below(tree):
+        for decorator in getattr(statement, "decorator_list", ()):
+            yield [decorator.lineno, decorator.end_lineno, depth, f"@{ast.unparse(decorator)}"]
         code = _code(statement)
         yield [*_span(statement), depth, opens + code if code else ""]
 
 
 BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # the fields of a node that hold statements
+BESIDE = (*BLOCKS, "decorator_list")  # those that are no part of a head
 
 
 def _below(
@@ -38,7 +41,7 @@ def _span(statement: ast.AST) -> tuple[int, int]:
     """The first and the last line of a statement; of a compound one, of its head."""
     if not hasattr(statement, "body"):
         return statement.lineno, statement.end_lineno
-    head = [part for name, value in ast.iter_fields(statement) if name not in BLOCKS for part in _nodes(value)]
+    head = [part for name, value in ast.iter_fields(statement) if name not in BESIDE for part in _nodes(value)]
     rows = [node.lineno for part in head for node in ast.walk(part) if hasattr(node, "lineno")]
     first = getattr(statement, "lineno", None) or min(rows)
     return min([first, *rows]), max([first, *rows])
@@ -56,7 +59,7 @@ def _code(statement: ast.AST) -> str:
         return ""
     if not hasattr(statement, "body"):
         return "" if isinstance(statement, ast.Pass) else ast.unparse(statement)
-    empty = {name: [] for name in BLOCKS if hasattr(statement, name)} | {"body": [ast.Pass()]}
+    empty = {name: [] for name in BESIDE if hasattr(statement, name)} | {"body": [ast.Pass()]}
     head = type(statement)(**dict(ast.iter_fields(statement)) | empty)
     if isinstance(head, ast.Try):
         return "try:"

@@ -23,7 +23,7 @@ NEEDED = {
     "future": {"work"},
     "product": {"size"},
     "deprecated": {"text", "where"},
-    "opened": {"name", "reader", "times"},
+    "opened": {"name", "reader", "times", "writes"},
     "read": {"bytes"},
     "unfit": {"text"},
 }

@@ -125,7 +125,7 @@ def test_todo07_accumulate(student):
                 wrongs = {f"{parts} times one process's": (parts * gradient, HINTS["divided"])}
                 if step:
                     alone = gradient - right[0][name]
-                    wrongs["that of this step alone: the gradient of step 1 is gone"] = (alone, HINTS["adds"])
+                    wrongs["the gradient of this step alone: step 1's is gone"] = (alone, HINTS["adds"])
                 seen = got["gradients"][name]
                 options = dict(scale=1e-6, wrongs=wrongs, than="one process's", hint=HINTS["once"])
                 check_tensor(what, seen, gradient, REL, rank, **options)
@@ -168,7 +168,7 @@ def test_todo08_accuracy(student):
         with hinted(HINTS["no words"], "mismatch", "hang"):
             run = student.call(accuracy_on_rank, world=world, guesses=Private(by_rank))
         for number, (guessed, events) in enumerate(zip(calls, cases(run.events), strict=True)):
-            told = f"on {count_of(world, 'rank')}{f', of which rank {idle} has no words' * number}:"
+            told = f"on {count_of(world, 'rank')}{f', rank {idle} without words' * number}:"
             right, hint = fraction(guessed), HINTS["no words" if number else "fraction"]
             for rank, both in enumerate(run.evidence):
                 seen, what = both[number], f"{told} it does not return the fraction over the words of all ranks"
@@ -273,7 +273,7 @@ def test_todo10_save_checkpoint(student):
         )
         expect(saved is not None, none, "a checkpoint", "none", 0, begun)
         about = {name: saved.get(name) for name in ("config", "epoch")} if isinstance(saved, dict) else saved
-        kept = "What `write_10` is given in the run as given, it must still be given; only the weights are others."
+        kept = "Pass `write_10` all that the given code passes; only the weights are copies."
         whole = about == {"config": {"dim": 3}, "epoch": epoch}
         expect(whole, "the file lacks what it was given", "all of it", about, 0, kept)
         weights = saved.get("model")

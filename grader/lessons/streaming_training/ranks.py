@@ -107,7 +107,7 @@ def orders_on_rank(code, rank, world, cases):
     return [
         [
             [int(row) for row in piece]
-            for piece in code.shuffled(n, epoch, made_args(code, seed=seed, block=block, buffer=buffer))
+            for piece in code.shuffled(n, epoch, made_args(code, seed=seed, block_rows=block, buffer=buffer))
         ]
         for n, epoch, seed, block, buffer in cases
     ]

@@ -72,6 +72,13 @@ TOUCHED = "Which files does the range touch? Open a file when something in it is
 def check_opens(run):
     opened = opened_by(run.events[0])
     for name, times in sorted(opened.items()):
+        expect(
+            not any(event.get("writes") and event["name"] == name for event in run.events[0]),
+            "a file is opened for writing: a shared corpus may not allow that, and one slip changes it",
+            "reading only",
+            name,
+            hint="In which mode does numpy map a file if none is named?",
+        )
         most = max(times.values())
         expect(
             most == 1,
@@ -176,9 +183,11 @@ def drawn_targets(draw, world):
 
 def check_weight(rank, step, loss, out, factor):
     right = step[rank] * len(step) / sum(step) if sum(step) else 0.0
-    told = f"where {count_of(len(step), 'rank')} have {', '.join(map(str, step))} targets, rank {rank}'s"
+    have = "has" if len(step) == 1 else "have"
+    told = f"where {count_of(len(step), 'rank')} {have} {', '.join(map(str, step))} targets, rank {rank}'s"
+    nowhere = "" if sum(step) else "By what do you divide where no rank has a target?"
     expect(factor is not None, f"{told} loss has lost its way to the gradient", "a loss with a graph", "none", rank)
     # float32: two or three roundings
-    check_tensor(f"{told} loss", out, torch.tensor(loss * right), 1e-5, rank)
+    check_tensor(f"{told} loss", out, torch.tensor(loss * right), 1e-5, rank, hint=nowhere)
     if sum(step):
         check_tensor(f"{told} gradient's factor", factor, torch.tensor(right), 1e-5, rank)

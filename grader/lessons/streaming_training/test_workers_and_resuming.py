@@ -82,7 +82,7 @@ def check_loader(told, workers, found, batch):
 
 ARGV = (
     f"--epochs 2 --batch-size {BATCH} --seq-len 8 --dim 16 --heads 2 --layers 1 --optimizer sgd --lr 0.5 --clip 0 "
-    "--seed 5 --log-every 1 --block 5 --buffer 3"
+    "--seed 5 --log-every 1 --block-rows 5 --buffer 3"
 ).split()
 
 
@@ -207,10 +207,10 @@ def check_run(told, order, losses, steps):
 
 
 def check_states(student, draw):
-    flags = dict(batch_size=draw.randrange(3, 9), seq_len=16, seed=draw.randrange(1 << 20), block=8, buffer=4)
+    flags = dict(batch_size=draw.randrange(3, 9), seq_len=16, seed=draw.randrange(1 << 20), block_rows=8, buffer=4)
     rows = draw.randrange(1000, 2000)
     places = [(draw.randrange(1, 5), draw.randrange(1, 9), rows, flags), (0, 0, rows, flags), (7, 90, rows, flags)]
-    names = ("seed", "seq_len", "block", "buffer")
+    names = ("seed", "seq_len", "block_rows", "buffer")
     changes = [(rows, flags | {name: flags[name] + 1}) for name in names] + [(rows + 1, flags)]
     seen = student.call(states_on_rank, world=1, group=False, places=places, changes=changes).evidence[0]
     for (epoch, steps, _, _), found in zip(places, seen["places"], strict=True):

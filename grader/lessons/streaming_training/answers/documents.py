@@ -49,6 +49,7 @@ WRONG = [
         """,
         says="although no token in it is asked for",
     ),
+    Answer(1, "open for writing", swap=(', "r")', ")"), says="for writing"),
     Answer(1, "always uint16", swap=("np.memmap(file.path, split.dtype", 'np.memmap(file.path, "<u2"'), says="32 bits"),
     Answer(
         1,

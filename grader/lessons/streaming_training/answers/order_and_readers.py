@@ -6,15 +6,15 @@ WRONG = [
     Answer(
         4,
         "all rows shuffled, in pieces",
-        "yield from torch.randperm(n_rows, generator=generator).split(args.block * args.buffer)",
+        "yield from torch.randperm(n_rows, generator=generator).split(args.block_rows * args.buffer)",
         says="all over the disk",
     ),
     Answer(
         4,
         "blocks in the order of the text",
         swap=(
-            "torch.randperm(-(-n_rows // args.block), generator=generator)",
-            "torch.arange(-(-n_rows // args.block))",
+            "torch.randperm(-(-n_rows // args.block_rows), generator=generator)",
+            "torch.arange(-(-n_rows // args.block_rows))",
         ),
         says="neighbouring blocks",
     ),
@@ -33,7 +33,7 @@ WRONG = [
     Answer(
         4,
         "the short block left out",
-        swap=("torch.randperm(-(-n_rows // args.block)", "torch.randperm(n_rows // args.block"),
+        swap=("torch.randperm(-(-n_rows // args.block_rows)", "torch.randperm(n_rows // args.block_rows"),
         says="is missing",
     ),
     Answer(4, "rows that are not there", swap=("rows = rows[rows < n_rows]\n", "\n"), says="there is a row"),
@@ -57,9 +57,9 @@ WRONG = [
         "the same order in each epoch",
         """
         generator = torch.Generator().manual_seed(args.seed)
-        blocks = torch.randperm(-(-n_rows // args.block), generator=generator)
+        blocks = torch.randperm(-(-n_rows // args.block_rows), generator=generator)
         for own in blocks.split(args.buffer):
-            rows = (own[:, None] * args.block + torch.arange(args.block)).flatten()
+            rows = (own[:, None] * args.block_rows + torch.arange(args.block_rows)).flatten()
             rows = rows[rows < n_rows]
             yield rows[torch.randperm(len(rows), generator=generator)]
         """,
@@ -126,11 +126,11 @@ RIGHT = [
         4,
         "row by row",
         """
-        blocks = torch.randperm(math.ceil(n_rows / args.block), generator=generator).tolist()
+        blocks = torch.randperm(math.ceil(n_rows / args.block_rows), generator=generator).tolist()
         for first in range(0, len(blocks), args.buffer):
             rows = []
             for block in blocks[first : first + args.buffer]:
-                rows += range(block * args.block, min((block + 1) * args.block, n_rows))
+                rows += range(block * args.block_rows, min((block + 1) * args.block_rows, n_rows))
             order = torch.randperm(len(rows), generator=generator).tolist()
             yield torch.tensor([rows[k] for k in order])
         """,
@@ -140,10 +140,10 @@ RIGHT = [
         "by numpy, with a seed of seed and epoch",
         """
         drawn = np.random.default_rng((args.seed, epoch))
-        blocks = drawn.permutation(-(-n_rows // args.block))
+        blocks = drawn.permutation(-(-n_rows // args.block_rows))
         for first in range(0, len(blocks), args.buffer):
             own = blocks[first : first + args.buffer]
-            rows = np.concatenate([np.arange(b * args.block, min((b + 1) * args.block, n_rows)) for b in own])
+            rows = np.concatenate([np.arange(b * args.block_rows, min((b + 1) * args.block_rows, n_rows)) for b in own])
             drawn.shuffle(rows)
             yield torch.from_numpy(rows)
         """,

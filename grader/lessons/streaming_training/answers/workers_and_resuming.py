@@ -43,16 +43,16 @@ WRONG = [
     Answer(
         8,
         "a different seed is taken",
-        swap=('("seed", "seq_len", "block", "buffer")', '("seq_len", "block", "buffer")'),
+        swap=('("seed", "seq_len", "block_rows", "buffer")', '("seq_len", "block_rows", "buffer")'),
         says="seed",
     ),
-    Answer(8, "a different buffer is taken", swap=('"block", "buffer")', '"block")'), says="buffer"),
+    Answer(8, "a different buffer is taken", swap=('"block_rows", "buffer")', '"block_rows")'), says="buffer"),
     Answer(8, "a different text is taken", swap=(', "rows": n_rows}', "}"), says="rows"),
     Answer(8, "whatever differs", [None, 'return state["epoch"], state["samples"]'], says="is not refused"),
     Answer(
         8,
         "the workers must be as many",
-        swap=('("seed", "seq_len", "block", "buffer")', '("seed", "seq_len", "block", "buffer", "workers")'),
+        swap=('("seed", "seq_len", "block_rows", "buffer")', '("seed", "seq_len", "block_rows", "buffer", "workers")'),
         says="what seek returns",
     ),
 ]
@@ -95,12 +95,12 @@ RIGHT = [
                 "rows": n_rows,
                 "seed": args.seed,
                 "seq_len": args.seq_len,
-                "block": args.block,
+                "block_rows": args.block_rows,
                 "buffer": args.buffer,
             }
             """,
             """
-            here = {"rows": n_rows, "seed": args.seed, "seq_len": args.seq_len, "block": args.block, "buffer": args.buffer}
+            here = {"rows": n_rows, "seed": args.seed, "seq_len": args.seq_len, "block_rows": args.block_rows, "buffer": args.buffer}
             different = [name for name in here if state[name] != here[name]]
             if different:
                 fail(f"--resume {args.resume}: {', '.join(different)} of the saved run differ")
@@ -115,10 +115,10 @@ RIGHT = [
             """
             a_pass = n_rows // args.batch_size * args.batch_size
             total = epoch * (a_pass + 1) + steps * args.batch_size
-            return {"samples": total, "rows": n_rows, "seed": args.seed, "seq_len": args.seq_len, "block": args.block, "buffer": args.buffer}
+            return {"samples": total, "rows": n_rows, "seed": args.seed, "seq_len": args.seq_len, "block_rows": args.block_rows, "buffer": args.buffer}
             """,
             """
-            for name in ("rows", "seed", "seq_len", "block", "buffer"):
+            for name in ("rows", "seed", "seq_len", "block_rows", "buffer"):
                 here = n_rows if name == "rows" else getattr(args, name)
                 if state[name] != here:
                     fail(f"another {name}")
