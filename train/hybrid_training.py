@@ -149,7 +149,7 @@ def make_meshes(mesh: DeviceMesh, args: argparse.Namespace) -> Meshes:
     # different samples, so the axis "shard" of these two grids has shard times cp ranks, or what ep leaves of them. The
     # ranks of ep, args.ep, have different experts of the same block, and rows travel among them in every layer: they are
     # neighbours, next to tp. In all three grids a rank has the same place on pp, dp and tp, and along an axis the ranks'
-    # numbers rise: a process group sorts its ranks, and FSDP deals out shards by places. As given, ranks of cp keep
+    # numbers rise: a process group sorts its ranks, and FSDP divides by places. As given, ranks of cp keep
     # copies of all states, as ranks of dp do: the losses are right, and --cp saves no such memory. And every rank has all
     # experts.
     ranks = mesh.mesh.permute([mesh.mesh_dim_names.index(name) for name in ("pp", "dp", "cp", "shard", "tp")])

@@ -142,7 +142,7 @@ def difference(
         return f"is nan at {'each place' if nans == seen.numel() else f'{nans} of {seen.numel()} places'}"
     if right.any() and not seen.any():
         return f"is all zeros, and so not {than}"
-    if seen.dtype == torch.float64 and close(seen, right, 1e-6, scale):
+    if seen.dtype == torch.float64 and close(seen, right, 1e-6, scale) and not close(seen, right, 1e-8, scale):
         return f"is not {than}: the first six digits agree, as if it had passed through float32"
     factor = factor_of(seen, right)
     if factor:

@@ -123,7 +123,7 @@ print(run, run.log(0, 4), table(run.folder / "out", "aten::item", "aten::add_"),
 # %% nbgrader={"grade": false, "grade_id": "todo_1_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_1() -> tuple[int, int]:
     """How many numbers note_loss_1 reads from the device on each rank in the three recorded steps together: in the run as
-    given, and with the fix."""
+    given, and with the fix. (The table is per step.)"""
     # TODO 1, again: what does the table say, before and after?
     ### BEGIN SOLUTION
     return 3, 1

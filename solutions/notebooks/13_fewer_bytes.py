@@ -796,7 +796,8 @@ plots.losses(curves, sent, tokens=12 * 16)
 # Over tokens, 8 bits and top-k with its memory stay with the plain run. Without the memory, top-k lags in the middle (28
 # steps until a loss of 2.0 in place of 22), and catches up: unlike the two weights above, this small task can do without
 # what is dropped. PowerSGD and DiLoCo need about half as many steps again. Over bytes, the order is a different one.
-# (Muon has a different optimizer, not fewer bytes: it is here since an optimizer that needs fewer steps also sends less.)
+# (Muon has a different optimizer, not fewer bytes: where an optimizer needs fewer steps, it also sends less. On a model as
+# small as this one, it needs more than SGD does.)
 
 # %% [markdown]
 # ## When to use which
@@ -842,8 +843,8 @@ def fastest(runs: dict[str, Run], link: Link) -> str:
 def worth_below(plain: Run, compressed: Run, latency: float) -> float:
     """The bandwidth below which ``compressed`` is over before ``plain``, in bytes per second.
 
-    It is 0.0 if that is never so however slow the link, and math.inf if it is so even when bytes take no time.
-    Whatever happens in between, ``compressed`` sends fewer bytes in all, or is of no use: then the answer is 0.0.
+    It is 0.0 if ``compressed`` sends no fewer bytes in all: then it is of no use on a slow link, even if it wins on fast
+    ones. It is math.inf if it is over first even when bytes take no time.
     """
     # TODO 10, again: solve for the bandwidth.
     ### BEGIN SOLUTION
@@ -887,7 +888,8 @@ bandwidths = [1e6 * 10 ** (exponent / 4) for exponent in range(14)]
 plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run in runs.items()}, bandwidths)
 
 # %% [markdown]
-# What does that mean for a real model? `./workbook plan` predicts the plain run. For GPT-2 large on 64 A100s, four in a
+# What does that mean for a real model? `./workbook plan` predicts the plain run (`./workbook open plan`
+# unseals it). For GPT-2 large on 64 A100s, four in a
 # node, data parallel alone:
 #
 # ```bash
@@ -895,7 +897,8 @@ plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run 
 # ```
 #
 # A step takes 0.50 s, and 0.18 s (35 %) are spent waiting for gradients. With 10 Gbit/s for each node instead (a
-# copy of `utils/machines/jureca.toml` with 0.3 GB/s and 50 µs for each GPU) it takes 8.1 s, and 96 % is waiting:
+# copy of `utils/machines/jureca.toml` with 0.3 GB/s and 50 µs for each GPU, passed as
+# `--machine FILE`) it takes 8.1 s, and 96 % is waiting, for which the planner calls the plan impossible:
 # there, even a method that needs twice as many steps wins if it sends a tenth of the bytes.
 #
 # | link of a GPU | then |
@@ -903,7 +906,7 @@ plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run 
 # | NVLink, or a fast InfiniBand | nothing: plain all-reduces, in bfloat16 if you like, hidden behind the backward pass |
 # | 10 to 100 Gbit/s between nodes | 8 bits or PowerSGD between nodes; larger batches hide more, too |
 # | 1 Gbit/s, or two sites | DiLoCo; its few messages are compressed as well |
-# | any, and the optimizer matters | Muon: fewer steps |
+# | any, for large matrices | an optimizer that needs fewer steps: Muon (arXiv:2502.16982 measured half of AdamW's FLOPs) |
 #
 # **Try it.** Where does your table change if a step computes for 50 ms, or if compressing takes no time? And why would
 # top-k lose on 64 ranks what it wins on three? First predict, then change the numbers above.

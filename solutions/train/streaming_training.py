@@ -317,7 +317,7 @@ def weighted(loss: Tensor, n_targets: Tensor) -> Tensor:
     # TODO 3: Give every target the same weight.
     # DDP averages the gradients of the ranks. But some targets are ignored, so ranks have unequally many, and a mean of
     # the ranks' means would depend on how the batch is divided. Scale this rank's loss, so that DDP's average is the
-    # gradient of the mean over the targets of the global batch. A rank without a target counts for nothing; where no
+    # gradient of the mean over the targets of the global batch. A rank without a target adds nothing; where no
     # rank has one, the loss is 0, not nan.
     ### BEGIN SOLUTION
     total = n_targets.clone()

@@ -284,7 +284,7 @@ def test_todo10_save_checkpoint(student):
             weights["weight"],
             torch.full((1, 2), value),
             rank=0,
-            than="at the moment of the call",
+            than="what it was at the moment of the call",
             hint="state_dict() returns the model's own tensors. What has training made of them by the time they are"
             " written?",
         )

@@ -25,7 +25,7 @@ HINTS = {
     "mean": "Each of the last log_every losses counts once. How many are noted when the mean is due, and which?",
     "due": "How many losses are noted in the log_every-th step, once its own is among them?",
     "read": "What of a loss can be noted without looking at its number? Mind conditions, prints and conversions, too.",
-    "read once": "The mean of all that is noted fits into one tensor. Which number of it is read, and how often?",
+    "read once": "The mean of the noted losses fits into one tensor. Which number of it is read, and how often?",
     "pair": "`cut_2` returns the pair (x, y) as a batch needs it.",
     "windows": "The batch has the windows with the given numbers, in the order of the numbers.",
     "second text": "batches_2 may be called for several texts. What is kept must belong to one call, not to all.",

@@ -68,7 +68,7 @@ def test_todo11_meshes(student):
 
 
 IN_ORDER = (
-    "A process group sorts its ranks, whatever order a mesh gives them; FSDP deals out shards by places on the mesh. If"
+    "A process group sorts its ranks, whatever order a mesh gives them; FSDP divides by places on the mesh. If"
     " the two differ, gradients are added to other rows' weights, without an error. Let numbers rise along each axis."
 )
 
