@@ -162,7 +162,7 @@ WRONG = [
                     part.copy_(DTensor.from_local(values, grid, [Replicate()] * grid.ndim))
         """,
         ],
-        says="not the serial run's",
+        says="the first token_embedding.weight",
     ),
     Answer(
         4,
