@@ -48,6 +48,7 @@ from utils.arguments import training_parser, whole
 from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -75,8 +76,8 @@ def setup() -> tuple[int, int, int, torch.device]:
     launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
 
     # TODO 1: Join the process group.
-    # Processes cannot communicate before they have met. With GPUs they use NCCL, otherwise gloo;
-    # everything else is in the environment.
+    # Processes cannot communicate before they have met. With GPUs they use NCCL (on Intel's: XCCL),
+    # otherwise gloo; everything else is in the environment.
     pass
 
     # TODO 2: Find out which rank this process is. Its number among all processes, its number on
@@ -87,7 +88,7 @@ def setup() -> tuple[int, int, int, torch.device]:
     # TODO 3: Choose this process's own device. A node with four GPUs runs four processes, and
     # each must use a different GPU, which must also be the default for code that names no
     # device. Without GPUs, the device is the CPU, as before.
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(accelerator() or "cpu")
     return rank, local_rank, world_size, device
 
 
@@ -122,7 +123,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     """This rank's batches of (x, y)."""
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
-    common = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
+    common = {"num_workers": args.workers, "pin_memory": bool(accelerator())}
 
     # TODO 5: Load this rank's share of the training set.
     # args.batch_size is global: the batches of all ranks together must be as large as the

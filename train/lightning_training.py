@@ -52,6 +52,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 from utils.arguments import training_parser
 from utils.data import IGNORE, EpochOrder, ShardSampler, Windows
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -144,7 +145,7 @@ def make_strategy() -> Strategy | str:
     # TODO 5: Let all ranks train one model.
     # Lightning has a strategy that joins the group, with NCCL on GPUs and gloo otherwise, and wraps the
     # model in DistributedDataParallel. The given strategy has one device and knows of no others.
-    return SingleDeviceStrategy(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    return SingleDeviceStrategy(torch.device("cuda", 0) if accelerator() else torch.device("cpu"))
 
 
 class Data(L.LightningDataModule):
@@ -154,7 +155,7 @@ class Data(L.LightningDataModule):
         super().__init__()
         self.train, self.validation, self.test = sets
         self.args = args
-        self.common = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
+        self.common = {"num_workers": args.workers, "pin_memory": bool(accelerator())}
 
     def train_dataloader(self) -> DataLoader:
         # TODO 6: Load this rank's share of the training set.
@@ -186,7 +187,7 @@ def make_trainer(args: argparse.Namespace, callbacks: list[L.Callback]) -> L.Tra
     # and only in the test.
     own_samplers = {}
     return L.Trainer(
-        accelerator="cuda" if torch.cuda.is_available() else "cpu",
+        accelerator=accelerator() or "cpu",
         devices=devices,
         num_nodes=num_nodes,
         strategy=make_strategy(),
@@ -277,6 +278,8 @@ def save_checkpoint(trainer: L.Trainer, module: LitModel, path: Path, epoch: int
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
+    if accelerator() == "xpu":  # Lightning 2.6 has cpu, cuda, mps and tpu
+        fail("Lightning has no accelerator for Intel's GPUs: take ddp_training, or --device cpu")
     rank, local_rank, world_size = launch_environment()
     set_batch_size(args, world_size)
     sets, vocab_size = make_sets(args)
@@ -289,7 +292,7 @@ def main(argv: list[str] | None = None) -> None:
     out = Path(args.out)
     total_steps = args.epochs * (len(sets[0]) // args.batch_size)
     total_steps = min(total_steps, args.max_steps or total_steps)
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(accelerator(), local_rank) if accelerator() else torch.device("cpu")
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     with metrics, device_memory(args.device_memory, device):
         report = Report(metrics, total_steps, args)

@@ -85,6 +85,7 @@ from utils.after_ddp_training import global_mean, setup
 from utils.arguments import training_parser
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.job import prepare, say_what_runs
 from utils.llama_sizes import attention_parameters, mlp_parameters
@@ -134,7 +135,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, pipel
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
     common = {"batch_size": args.batch_size // pipelines, "num_workers": args.workers}
-    common["pin_memory"] = torch.cuda.is_available()
+    common["pin_memory"] = bool(accelerator())
     train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
     validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
     test_loader = DataLoader(test, sampler=test_sampler, **common)

@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ from utils.after_fsdp_training import first_weights, in_step, precision, recompu
 from utils.arguments import training_parser, whole
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, from_rank0, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -88,14 +90,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 # A checkpoint: its content, how it is written, how it is found
 
 
+def generators() -> ModuleType:
+    """The module of torch with the generator of this rank's device."""
+    return torch.get_device_module(accelerator()) if accelerator() else torch
+
+
 def random_state() -> Tensor:
     """The state of the generator that this rank's dropout draws from."""
-    return torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()
+    return generators().get_rng_state()
 
 
 def set_random_state(state: Tensor) -> None:
     state = state.clone()  # torch takes a tensor for a whole storage, and a row of a larger one is none
-    torch.cuda.set_rng_state(state) if torch.cuda.is_available() else torch.set_rng_state(state)
+    generators().set_rng_state(state)
 
 
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer, position: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +243,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
     common = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
-    common["pin_memory"] = torch.cuda.is_available()
+    common["pin_memory"] = bool(accelerator())
     # A loader draws a number whenever it starts. It must not come from dropout's generator, which must not depend on
     # stops.
     common["generator"] = torch.Generator()

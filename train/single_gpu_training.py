@@ -27,6 +27,7 @@ from utils.arguments import training_parser
 from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, DataError, EpochOrder, Windows, load_corpus
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import check_alone, fail, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -50,7 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def setup() -> tuple[int, int, int, torch.device]:
     """Who am I? Returns rank, local_rank, world_size and this rank's device."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(accelerator() or "cpu")
     return 0, 0, 1, device
 
 
@@ -84,7 +85,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace) -> Lo
     common = {
         "batch_size": args.batch_size,
         "num_workers": args.workers,
-        "pin_memory": torch.cuda.is_available(),
+        "pin_memory": bool(accelerator()),
     }
     return (
         DataLoader(train, sampler=train_sampler, drop_last=True, **common),

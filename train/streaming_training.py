@@ -54,6 +54,7 @@ from utils.after_ddp_training import global_mean, setup
 from utils.arguments import given, training_parser, whole
 from utils.data import IGNORE
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -376,7 +377,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(shards.vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
-    model = DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
+    model = DistributedDataParallel(model.to(device), device_ids=[device] if device.type != "cpu" else None)
     optimizer = make_optimizer(model, args)
 
     progress = {"step": 0, "epoch": 0, "of_epoch": 0, "loss": 0.0, "targets": 0.0, "best": math.inf}

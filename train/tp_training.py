@@ -75,6 +75,7 @@ from utils.arguments import given, training_parser, whole
 from utils.checkpoints import check_chunks, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.llama import share_key_heads
@@ -145,7 +146,7 @@ def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argpars
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
     common = {"batch_size": args.batch_size // mesh["data"].size(), "num_workers": args.workers}
-    common["pin_memory"] = torch.cuda.is_available()
+    common["pin_memory"] = bool(accelerator())
     train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
     validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
     test_loader = DataLoader(test, sampler=test_sampler, **common)

@@ -4,13 +4,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils import devices
 from utils.distributed import launch_environment
 
 TAUGHT_IN = "ddp_training"  # no rank of that lesson can import this
 
 
 def setup() -> tuple[int, int, int, torch.device]:
-    """Join the process group, with NCCL if there are GPUs and with gloo if not.
+    """Join the process group, with NCCL if there are GPUs (with XCCL if they are Intel's), and with gloo if not.
 
     Returns:
         rank, local_rank, world_size, and the device of this rank.
@@ -18,11 +19,11 @@ def setup() -> tuple[int, int, int, torch.device]:
     It seeds nothing: a different seed on each rank would give each its own first weights.
     """
     rank, local_rank, world_size = launch_environment()
-    if torch.cuda.is_available():
+    if kind := devices.accelerator():
         # If the launcher shows each rank only its own GPU, that GPU has number 0.
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
+        device = torch.device(kind, local_rank % devices.count())
+        torch.accelerator.set_device_index(device)
+        dist.init_process_group(dist.get_default_backend_for_device(kind), device_id=device)
     else:
         device = torch.device("cpu")
         dist.init_process_group("gloo")

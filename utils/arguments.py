@@ -124,7 +124,8 @@ def training_parser(name: str, optimizers: tuple[str, ...] = ("adamw", "sgd")) -
     add("--workers", type=whole(0, 1024), default=0, help="processes that load data; 0: this text is in memory already")
     add("--log-every", type=whole(1), default=10, help="steps between lines in metrics.jsonl")
     add("--tensorboard", action="store_true", help="also write the metrics for TensorBoard")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if torch sees them, else CPUs")
+    device = "auto: GPUs if torch sees them, else CPUs; cuda: NVIDIA's or AMD's GPUs; xpu: Intel's"
+    add("--device", choices=("auto", "cpu", "cuda", "xpu"), default="auto", help=device)
     add("--device-memory", type=size, metavar="SIZE", help="stop when a rank's tensors take more, say 300MB")
     add("--record", action="store_true", help="record each rank's resources, once a second, for ./workbook report")
     add("--watch", action="store_true", help="record what each rank waits for; ./workbook run reports a hang with it")

@@ -89,9 +89,10 @@ class Beside:
             from utils import costs, plan, this_machine  # imported here: costs are sealed until their lessons are done
 
             self.costs, self.plan = costs, plan
-            on_gpu = mesh.device_type == "cuda"
+            on_gpu = mesh.device_type != "cpu"
             dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
-            device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+            index = torch.accelerator.current_device_index() if on_gpu else None
+            device = torch.device(mesh.device_type, index)
             self.machine = this_machine.measure(device, 8192 if on_gpu else 1024, dtype)
 
     @contextmanager
@@ -104,8 +105,8 @@ class Beside:
             began = time.perf_counter()
             yield
             if self.args.compare and self.steps == WATCHED:
-                if self.meshes[0].device_type == "cuda":
-                    torch.cuda.synchronize()
+                if self.meshes[0].device_type != "cpu":
+                    torch.accelerator.synchronize()
                 self.seconds = time.perf_counter() - began
             return
         spans = self.watch_stages()

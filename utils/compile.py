@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from utils.arguments import Parser
+from utils.devices import accelerator
 from utils.distributed import fail
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -21,7 +22,7 @@ def add_compile(parser: Parser) -> None:
 
 def check_compiler() -> None:
     """Exit with code 2 unless torch.compile finds what it needs: for a CPU it writes C++; for a GPU, Triton needs C."""
-    if torch.cuda.is_available():
+    if accelerator():
         names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     else:
         names = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from utils.distributed import let_gloo_rest
+from utils.distributed import fail, let_gloo_rest
 from utils.memory import Peak, Storages, by_kind, settled, storages_of
 from utils.private import tree_leaves
 
@@ -39,9 +39,10 @@ def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
             with LimitedStorages(limit):
                 yield
         else:
-            torch.cuda.set_per_process_memory_fraction(
-                min(1.0, limit / torch.cuda.get_device_properties(device).total_memory), device
-            )
+            gpu = torch.get_device_module(device)
+            if not hasattr(gpu, "set_per_process_memory_fraction"):  # torch 2.8 has none for Intel's
+                fail(f"--device-memory: torch {torch.__version__} cannot limit the memory of {device.type}; leave it out")
+            gpu.set_per_process_memory_fraction(min(1.0, limit / gpu.get_device_properties(device).total_memory), device)
             yield
     except torch.OutOfMemoryError as problem:
         raise OutOfMemory(refused_by_gpu(limit, device, str(problem))) from problem
@@ -57,7 +58,7 @@ def most_held(device_type: str) -> int | None:
     without --device-memory.
     """
     if device_type != "cpu":
-        return torch.cuda.max_memory_allocated()
+        return torch.get_device_module(device_type).max_memory_allocated()
     return LimitedStorages.newest.most if LimitedStorages.newest else None
 
 
@@ -133,7 +134,7 @@ def for_the_host() -> bool:
 def refused_by_gpu(limit: int | None, device: torch.device, message: str) -> str:
     """The line, from torch's own message and its allocator's statistics."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
-    left, held = torch.cuda.memory_allocated(device), {}
+    left, held = torch.get_device_module(device).memory_allocated(device), {}
     seen: set[int] = set()
     for kind, tensors in owners().items():
         found = {s.data_ptr(): s.nbytes() for tensor in tensors for s in storages_of(tensor) if s.device == device}

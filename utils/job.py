@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils import nccl, private
+from utils import devices, nccl, private
 from utils.data import corpus_name
 from utils.distributed import check_interfaces, launch_environment, print0, refuse
 from utils.products import has_units
@@ -22,24 +22,30 @@ def prepare(args: argparse.Namespace) -> None:
     --watch, what it does is noted after this call.
 
     Exits with code 2 where there should be GPUs and torch sees none: a job that trains on CPUs without a word wastes
-    the hours of the GPUs; and where there are fewer than processes. It must come before the first call of torch.cuda,
-    which looks at the environment once.
+    the hours of the GPUs; and where there are fewer than processes. It must come before the first call that looks for
+    GPUs, since torch looks at the environment once.
     """
     end_with_starter()
     private.read_newer_indices()
     with suppress(AttributeError):  # in a notebook it is not a file
         sys.stdout.reconfigure(line_buffering=True)  # in a batch job's file, each line is there at once
     if args.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        devices.hide()
     by, granted = granted_gpus()
     if args.watch:
         from utils.watched import rank
 
         rank.begin(Path(args.out), launch_environment(), several_nodes=nodes() > 1)
-    if args.device != "cpu" and (granted or args.device == "cuda") and not torch.cuda.is_available():
-        asked = f"{by} has granted {count(granted, 'GPU')}" if granted else "--device cuda asks for a GPU"
-        refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu()}")
-    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    found = devices.accelerator()
+    if found and args.device in devices.MAKERS and args.device != found:
+        refuse(
+            f"--device {args.device} asks for a GPU of {devices.MAKERS[args.device]} on {socket.gethostname()}, and"
+            f" those that torch sees are {devices.MAKERS[found]}: take --device {found}"
+        )
+    if args.device != "cpu" and (granted or args.device != "auto") and not found:
+        asked = f"{by} has granted {count(granted, 'GPU')}" if granted else f"--device {args.device} asks for a GPU"
+        refuse(f"{asked} on {socket.gethostname()}, but torch sees none: {why_no_gpu(args.device)}")
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), devices.count()
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # then all see the same GPUs
     if args.device != "cpu" and by_torchrun and 0 < gpus < processes and not nccl.shares_gpus():
         there = f"{processes} processes on {socket.gethostname()}, and torch sees {count(gpus, 'GPU')}"
@@ -47,8 +53,8 @@ def prepare(args: argparse.Namespace) -> None:
             f"torchrun starts {there}: each process needs its own. Start only {gpus}, or train on CPUs with"
             " --device cpu; docs/students.md says how processes can share one"
         )
-    check_interfaces(torch.cuda.is_available())
-    if args.dtype == "bfloat16" and not torch.cuda.is_available() and not has_units("cpu"):
+    check_interfaces(on_gpu=bool(found))
+    if args.dtype == "bfloat16" and not has_units(found or "cpu"):
         print0(
             "this processor has no units for bfloat16: with --dtype bfloat16 it rounds, but is no faster than with"
             " float32",
@@ -70,16 +76,27 @@ def granted_gpus() -> tuple[str, int]:
     return "", 0
 
 
-def why_no_gpu() -> str:
-    """What is wrong with this process's torch or environment, and what to do about it."""
-    cpu = "with --device cpu it trains on CPUs"
-    if torch.version.cuda is None:
+def why_no_gpu(asked: str = "auto") -> str:
+    """What is wrong with this process's torch or environment, and what to do about it. `asked`: by --device."""
+    cpu, built = "with --device cpu it trains on CPUs", devices.built_for()
+    if not built:
         return (
             f"torch {torch.__version__} of {sys.executable} is built for CPUs. On a login node, `rm -r .venv` and"
             f" ./workbook start install the one for GPUs; WORKBOOK_PYTHON=… takes the site's own; {cpu}"
         )
+    if asked in devices.MAKERS and asked != built:
+        return (
+            f"torch {torch.__version__} of {sys.executable} is built for GPUs of {devices.MAKERS[built]}, and"
+            f" --device {asked} means {devices.MAKERS[asked]}; WORKBOOK_PYTHON=… takes a different Python; {cpu}"
+        )
+    if built == "xpu":
+        hidden = os.environ.get(devices.SYCL) or os.environ.get("ZE_AFFINITY_MASK")
+        hides = f"{devices.SYCL} or ZE_AFFINITY_MASK may hide them" if hidden else "sycl-ls shows what its driver sees"
+        return f"torch {torch.__version__} is built for GPUs of {devices.MAKERS[built]}: {hides}; {cpu}"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         return f"CUDA_VISIBLE_DEVICES hides them all, see your batch file; {cpu}"
+    if torch.version.cuda is None:  # AMD's
+        return f"torch {torch.__version__} is built for ROCm {torch.version.hip}: rocm-smi shows what is there; {cpu}"
     return (
         f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, and the driver may be older: nvidia-smi"
         f" shows what it takes; {cpu}"
@@ -107,9 +124,8 @@ def say_what_runs(args: argparse.Namespace, device: torch.device) -> None:
         ranks, backend = f"{processes} processes", ", no process group (each trains alone)"
     else:
         ranks, backend = "1 process", ""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print0(
-        f"{count(nodes(), 'node')}, {ranks} on {name}{backend}, {args.dtype}, torch {torch.__version__},"
+        f"{count(nodes(), 'node')}, {ranks} on {devices.name(device)}{backend}, {args.dtype}, torch {torch.__version__},"
         f" data {corpus_name(args.data)}"
     )
 

@@ -45,8 +45,10 @@ def measure(device: torch.device, size: int = 1024, dtype: torch.dtype = torch.f
         latency = seconds(lambda: dist.all_reduce(small), device) / (2 * (ranks - 1))
         sending = seconds(lambda: dist.all_reduce(large), device) - 2 * (ranks - 1) * latency
         link = Link(2 * (ranks - 1) / ranks * large.nbytes / sending, latency)
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total // ranks
+    if device.type == "cpu":
+        memory = psutil.virtual_memory().total // ranks
+    else:
+        memory = torch.get_device_module(device).get_device_properties(device).total_memory
     return Machine(
         name="this machine",
         peak=2 * size**3 / product,
@@ -79,8 +81,8 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def from_json(text: str) -> Machine:
@@ -91,16 +93,17 @@ def from_json(text: str) -> Machine:
 
 
 def main() -> None:
+    from utils.devices import accelerator
     from utils.distributed import check_interfaces, cleanup, launch_environment
 
     rank = launch_environment().local_rank
-    on_gpu = torch.cuda.is_available()
+    on_gpu = bool(accelerator())
     check_interfaces(on_gpu)
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    device = torch.device(accelerator(), rank) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(device)
+        torch.accelerator.set_device_index(device)
     torch.set_num_threads(1)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     found = measure(device, 8192, torch.bfloat16) if on_gpu else measure(device)
     if dist.get_rank() == 0:
         print(json.dumps(asdict(found)))

@@ -48,6 +48,7 @@ from utils.arguments import training_parser, whole
 from utils.compile import add_compile, check_compiler, compiled
 from utils.data import IGNORE, DataError, EpochOrder, ShardSampler, Windows, load_corpus
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, fail, launch_environment, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
@@ -75,10 +76,10 @@ def setup() -> tuple[int, int, int, torch.device]:
     launch_environment()  # whatever launched us, RANK, LOCAL_RANK, WORLD_SIZE, … are in os.environ now
 
     # TODO 1: Join the process group.
-    # Processes cannot communicate before they have met. With GPUs they use NCCL, otherwise gloo;
-    # everything else is in the environment.
+    # Processes cannot communicate before they have met. With GPUs they use NCCL (on Intel's: XCCL),
+    # otherwise gloo; everything else is in the environment.
     ### BEGIN SOLUTION
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(dist.get_default_backend_for_device(accelerator() or "cpu"))
     ### STUDENT
     # pass
     ### END SOLUTION
@@ -98,11 +99,11 @@ def setup() -> tuple[int, int, int, torch.device]:
     # device. Without GPUs, the device is the CPU, as before.
     ### BEGIN SOLUTION
     device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+    if accelerator():  # cuda or xpu
+        device = torch.device(accelerator(), local_rank)
+        torch.accelerator.set_device_index(device)
     ### STUDENT
-    # device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # device = torch.device(accelerator() or "cpu")
     ### END SOLUTION
     return rank, local_rank, world_size, device
 
@@ -146,7 +147,7 @@ def make_loaders(sets: Sets, samplers: Samplers, args: argparse.Namespace, world
     """This rank's batches of (x, y)."""
     train, validation, test = sets
     train_sampler, validation_sampler, test_sampler = samplers
-    common = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
+    common = {"num_workers": args.workers, "pin_memory": bool(accelerator())}
 
     # TODO 5: Load this rank's share of the training set.
     # args.batch_size is global: the batches of all ranks together must be as large as the
@@ -187,7 +188,7 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     # All ranks must start from the same weights, and average their gradients in every backward
     # pass. Then equal steps keep the weights equal. On a GPU, say which GPU the model is on.
     ### BEGIN SOLUTION
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    return DistributedDataParallel(model, device_ids=[device] if device.type != "cpu" else None)
     ### STUDENT
     # return model
     ### END SOLUTION

@@ -96,6 +96,7 @@ from utils.compare_plan import Beside
 from utils.checkpoints import check_chunks, joined, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
+from utils.devices import accelerator
 from utils.distributed import cleanup, launch_environment, print0, save0
 from utils.hybrid_flags import add_hybrid_flags, check_hybrid
 from utils.job import prepare, say_what_runs
@@ -202,7 +203,7 @@ def make_loaders(sets: Sets, samplers: Samplers, mesh: DeviceMesh, args: argpars
     train_sampler, validation_sampler, test_sampler = samplers
     _, shares = my_share(mesh)
     common = {"batch_size": args.batch_size // shares, "num_workers": args.workers}
-    common["pin_memory"] = torch.cuda.is_available()
+    common["pin_memory"] = bool(accelerator())
     train_loader = DataLoader(train, sampler=train_sampler, drop_last=True, **common)
     validation_loader = DataLoader(validation, sampler=validation_sampler, **common)
     test_loader = DataLoader(test, sampler=test_sampler, **common)

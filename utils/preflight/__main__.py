@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from utils.devices import accelerator
 from utils.distributed import launch_environment
 from utils.job import count
 from utils.preflight import faults
@@ -84,12 +85,12 @@ def clock_offset(store: dist.TCPStore, rank: int) -> float:
 
 def exchange(store: dist.TCPStore, rank: int, local_rank: int, world: int, hosts: list[str]) -> None:
     """Form the group, as a run would, and measure the links of this rank."""
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = torch.device(accelerator(), local_rank) if accelerator() else torch.device("cpu")
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
     try:
         group = dist.PrefixStore("preflight", store)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=PATIENCE)
         links = measure(hosts, rank, device)
         dist.destroy_process_group()
@@ -109,7 +110,7 @@ def report(store: dist.TCPStore, found: dict[str, Any], world: int, hosts: list[
             measured += links
     machine = os.environ.get("SITE_MACHINE", "")
     if hosts and not any("come together" in line for line in wrong):
-        wrong += faults.links(measured, hosts, machine if torch.cuda.is_available() else "")
+        wrong += faults.links(measured, hosts, machine if accelerator() else "")
     for node in found["known"]:
         if node["local_rank"] == 0:
             ranks = [each["rank"] for each in found["known"] if each["host"] == node["host"]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from utils import interfaces, nccl
+from utils import devices, interfaces, nccl
 from utils.job import granted_gpus
 
 COURSE = Path(__file__).resolve().parents[2]
@@ -22,13 +22,13 @@ CHECKPOINT = 64 * 2**20  # bytes that are written to see how fast the storage is
 
 def facts(rank: int, local_rank: int, out: Path) -> dict[str, Any]:
     """Everything that a node, and this rank on it, can say alone; JSON."""
-    on_gpu = torch.cuda.is_available()
+    kind, gpus = devices.accelerator(), devices.count()
     return {
         "rank": rank,
         "local_rank": local_rank,
         "host": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-        "device": torch.cuda.get_device_name(local_rank % torch.cuda.device_count()) if on_gpu else "CPU",
-        "gpus": torch.cuda.device_count(),
+        "device": devices.name(torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")),
+        "gpus": gpus,
         "granted": granted_gpus()[1],
         "address": own_address(),
         "interfaces": {name: os.environ[name] for name in interfaces.NAMES if name in os.environ},
@@ -49,7 +49,10 @@ def own_address() -> str:
 def versions() -> dict[str, str]:
     """Of Python, torch and what it brings, and of every package in requirements.txt."""
     found = {"Python": platform.python_version(), "torch": str(torch.__version__), "CUDA": str(torch.version.cuda)}
-    if torch.cuda.is_available():
+    for name, version in (("ROCm", torch.version.hip), ("XPU", torch.version.xpu)):
+        if version:
+            found[name] = str(version)
+    if devices.accelerator() == "cuda":
         found["NCCL"] = ".".join(map(str, nccl.version()))
     for name in re.findall(r"^([\w-]+)", (COURSE / "requirements.txt").read_text("utf-8"), re.MULTILINE):
         if name not in found:

@@ -43,8 +43,8 @@ def ping_pong(other: int, first: bool, size: int, device: torch.device) -> float
                 dist.send(message, other)
             else:
                 dist.recv(message, other)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         if turn:
             best = min(best, time.perf_counter() - begun)
     return best

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from utils import devices
 from utils.device_memory import most_held
 from utils.model import TransformerLM
 from utils.products import bfloat16_way
@@ -76,10 +77,11 @@ class Recorder:
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.gpu = _gpu()
         self.processors = Processors() if self.local_rank == 0 else None
-        self.device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device_type = devices.accelerator() or "cpu"
 
     def __enter__(self) -> "Recorder":
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        on_gpu = self.device_type != "cpu"
+        device = torch.get_device_module(self.device_type).get_device_name() if on_gpu else "cpu"
         self.write(
             "start",
             rank=self.rank,
@@ -136,7 +138,8 @@ class Parts:
 
     def __init__(self, write: Any, trace: Path | None = None) -> None:
         self.write, self.trace = write, trace
-        self.on_gpu = torch.cuda.is_available()
+        self.on_gpu = bool(devices.accelerator())
+        self.nvtx = torch.cuda.nvtx if devices.accelerator() == "cuda" else None  # ranges for Nsight Systems
         self.depth = 0  # number of modules whose forward is running
         self.chunks = 0  # of a pipeline's stages, run in this step
         self.step = 0  # of finished steps
@@ -228,19 +231,19 @@ class Parts:
         """Start `part` in the trace, and end the previous one."""
         if self.range is not None:
             self.range.__exit__(None, None, None)
-            if self.on_gpu:
-                torch.cuda.nvtx.range_pop()
+            if self.nvtx:
+                self.nvtx.range_pop()
         self.range = None
         if part is not None:
             self.range = torch.profiler.record_function(part)
             self.range.__enter__()
-            if self.on_gpu:
-                torch.cuda.nvtx.range_push(part)
+            if self.nvtx:
+                self.nvtx.range_push(part)
 
     def mark(self, part: str) -> None:
         """Ends `part`."""
         if self.on_gpu:
-            torch.cuda.synchronize()  # a GPU executes later than the call
+            torch.accelerator.synchronize()  # a GPU executes later than the call
         now = time.time()
         if self.last is not None:
             self.now[part] += now - self.last
@@ -299,10 +302,10 @@ class Parts:
         clock = next(e for e in events if e.name == "clock").time_range.start
         spans: dict[bool, Spans] = {True: [], False: []}
         for event in events:
-            message = event.name.startswith(("gloo:", "nccl"))
+            message = event.name.startswith(("gloo:", "nccl", "xccl"))
             # On a GPU, kernels count; on a CPU, torch's operations.
             work = (
-                event.device_type == torch.autograd.DeviceType.CUDA if self.on_gpu else event.name.startswith("aten::")
+                event.device_type != torch.autograd.DeviceType.CPU if self.on_gpu else event.name.startswith("aten::")
             )
             if message or work:
                 spans[message].append(
@@ -389,7 +392,10 @@ class _Nvml:
 
 
 def _gpu() -> _Nvml | None:
-    if not torch.cuda.is_available():
+    if not (kind := devices.accelerator()):
+        return None
+    if kind != "cuda":
+        print("how busy the GPU is, and its power, are not recorded: NVML knows NVIDIA's only", file=sys.stderr)
         return None
     try:
         return _Nvml()

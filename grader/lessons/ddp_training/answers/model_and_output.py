@@ -78,7 +78,7 @@ WRONG = [
     Answer(
         8,
         "rank 1 is not wrapped",
-        swap=(', device_ids=[device] if device.type == "cuda" else None)', ") if dist.get_rank() != 1 else model"),
+        swap=(', device_ids=[device] if device.type != "cpu" else None)', ") if dist.get_rank() != 1 else model"),
     ),
     Answer(10, "each rank its own mean", "return (total / count).item() * 1.0", says="own mean"),
     Answer(
@@ -353,7 +353,7 @@ WRONG = [
     Answer(
         8,
         "does not say which GPU",
-        swap=('[device] if device.type == "cuda" else None', "None"),
+        swap=('[device] if device.type != "cpu" else None', "None"),
         says="tells DistributedDataParallel no GPU",
     ),
     Answer(
@@ -437,7 +437,7 @@ RIGHT = [
     Answer(
         8,
         "gradients in small buckets, as views",
-        'return DistributedDataParallel(model, [device] if device.type == "cuda" else None, bucket_cap_mb=1, gradient_as_bucket_view=True)',
+        'return DistributedDataParallel(model, [device] if device.type != "cpu" else None, bucket_cap_mb=1, gradient_as_bucket_view=True)',
     ),
     Answer(
         8,

@@ -12,7 +12,7 @@ WRONG = [
     Answer(
         1,
         "NCCL from two GPUs on",
-        swap=("torch.cuda.is_available()", "torch.cuda.device_count() > 1"),
+        'dist.init_process_group("nccl" if torch.cuda.device_count() > 1 else "gloo")',
         says="on nodes with a GPU each the group does not use NCCL",
     ),
     Answer(
@@ -141,13 +141,13 @@ WRONG = [
     Answer(
         3,
         "the default set to 0",
-        swap=("torch.cuda.set_device(device)", "torch.cuda.set_device(0)"),
+        swap=("set_device_index(device)", "set_device_index(0)"),
         says="rank 1 puts whatever names no device on cuda:0",
     ),
     Answer(
         3,
         "the default is left at GPU 0",
-        swap=("\n    torch.cuda.set_device(device)", ""),
+        swap=("\n    torch.accelerator.set_device_index(device)", ""),
         says="rank 1 puts whatever names no device on cuda:0",
     ),
     Answer(
@@ -175,22 +175,25 @@ WRONG = [
     Answer(
         1,
         "NCCL wherever torch has it, though there is no GPU",
-        swap=("torch.cuda.is_available()", "dist.is_nccl_available()"),
+        'dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")',
         says="without GPUs the group uses NCCL",
     ),
     Answer(
         3,
         "the rank modulo the node's GPUs, of which some are free",
-        swap=('"cuda", local_rank', '"cuda", rank % torch.cuda.device_count()'),
+        swap=("accelerator(), local_rank", "accelerator(), rank % torch.cuda.device_count()"),
         says="2 ranks on each node, rank 2 takes the wrong device",
     ),
     Answer(
-        3, "local rank modulo two", swap=('"cuda", local_rank', '"cuda", local_rank % 2'), says="takes the wrong device"
+        3,
+        "local rank modulo two",
+        swap=("accelerator(), local_rank", "accelerator(), local_rank % 2"),
+        says="takes the wrong device",
     ),
     Answer(
         3,
         "local rank modulo four",
-        swap=('"cuda", local_rank', '"cuda", local_rank % 4'),
+        swap=("accelerator(), local_rank", "accelerator(), local_rank % 4"),
         says="takes the wrong device",
     ),
     Answer(2, "two ranks on each node", swap=('"LOCAL_RANK"])', "'LOCAL_RANK']) % 2"), says="local_rank of rank 2"),
@@ -212,6 +215,21 @@ WRONG = [
 
 RIGHT = [
     Answer(1, "the backend left to torch", "dist.init_process_group()"),
+    Answer(
+        1,
+        "the backends by name, for NVIDIA's and AMD's GPUs alone",
+        'dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
+    ),
+    Answer(
+        3,
+        "by torch.cuda, for NVIDIA's and AMD's GPUs alone",
+        """
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        """,
+    ),
     Answer(
         1,
         "rank and world size given",

@@ -21,7 +21,7 @@ WRONG = [
         swap=(("num_workers=args.workers", "num_workers=0"), ("args.workers > 0", "False")),
         says="--workers",
     ),
-    Answer(7, "ordinary memory", swap=("    pin_memory=torch.cuda.is_available(),\n", ""), says="pinned"),
+    Answer(7, "ordinary memory", swap=("    pin_memory=bool(accelerator()),\n", ""), says="pinned"),
     Answer(
         7,
         "the global batch on each rank",
