@@ -60,6 +60,17 @@ def flags_of(script, monkeypatch):
     return found
 
 
+def test_every_parser_has_all_flags_that_scripts_share(alone):
+    """A script's own flag with the name of a shared one would end it at its start."""
+    shared = {name for action in arguments.training_parser("x")._actions for name in action.option_strings}
+    for stem in SCRIPTS:
+        if lessons.lacking(stem):
+            continue
+        args = loaded(stem).parse_args(["--device", "xpu"])
+        names = {f"--{name.replace('_', '-')}" for name in vars(args)}
+        assert args.device == "xpu" and shared - {"-h", "--help"} <= names, (stem, shared - names)
+
+
 def kind_of(action: argparse.Action) -> str:
     if action.choices:
         return "choice"

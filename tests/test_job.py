@@ -10,12 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from accelerators import pretend
 from course_copy import Course
 from grader.engine.commands import launch
 from grader.engine.commands.cli import app
 from grader.engine.jobs import machine
 from grader.engine.lesson import lessons
-from utils import job, metrics
+from utils import devices, job, metrics
 from utils.arguments import training_parser
 from utils.metrics import Metrics
 
@@ -72,6 +73,7 @@ def test_granted_gpus_that_torch_does_not_see_are_refused(lesson, given, tmp_pat
         (ON_SLURM, "auto", "Slurm has granted 4 GPUs"),
         (ON_PBS, "auto", "PBS has granted 4 GPUs"),
         ({}, "cuda", "--device cuda asks for a GPU"),
+        ({}, "xpu", "--device xpu asks for a GPU"),
         (ON_SLURM, "cpu", ""),
         ({}, "auto", ""),
         ({"SITE_GPUS": "4"}, "auto", ""),  # the site's settings alone are no job
@@ -84,7 +86,7 @@ def test_what_is_refused(env, flag, by, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # monkeypatch puts back what `prepare` changes
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pretend("cuda", 0, monkeypatch.setattr)
     args = training_parser("x").parse_args(["--device", flag])
     if not by:
         assert job.prepare(args) is None
@@ -102,8 +104,7 @@ def test_fewer_gpus_than_processes(processes, gpus, flag, refused, monkeypatch, 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    pretend("cuda", gpus, monkeypatch.setattr)
     args = training_parser("x").parse_args(["--device", flag])
     if not refused:
         assert job.prepare(args) is None
@@ -152,25 +153,35 @@ def test_gpus_here(there, visible, found, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("build", "env", "words"),
+    ("kind", "asked", "cuda", "env", "words"),
     [
-        (None, {}, ["is built for CPUs", "rm -r .venv", "./workbook start", "--device cpu"]),
-        ("13.0", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES hides them"]),
-        ("13.0", {"CUDA_VISIBLE_DEVICES": "0"}, ["CUDA 13.0", "driver", "nvidia-smi"]),
+        ("", "auto", None, {}, ["is built for CPUs", "rm -r .venv", "./workbook start", "--device cpu"]),
+        ("cuda", "auto", "13.0", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES hides them"]),
+        ("cuda", "cuda", "13.0", {"CUDA_VISIBLE_DEVICES": "0"}, ["CUDA 13.0", "driver", "nvidia-smi"]),
+        ("cuda", "auto", None, {"CUDA_VISIBLE_DEVICES": "0"}, ["ROCm 7.0", "rocm-smi"]),
+        ("cuda", "xpu", "13.0", {}, ["for GPUs of NVIDIA's or AMD's", "--device xpu means Intel's"]),
+        ("xpu", "xpu", None, {}, ["for GPUs of Intel's", "sycl-ls"]),
+        ("xpu", "auto", None, {"ZE_AFFINITY_MASK": "7"}, ["ZE_AFFINITY_MASK may hide them"]),
     ],
 )
-def test_the_refusal_names_cause_and_mend(build, env, words, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", build)
+def test_the_refusal_names_cause_and_mend(kind, asked, cuda, env, words, monkeypatch):
+    pretend(kind, 0, monkeypatch.setattr)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for name in (*devices.HIDDEN, "ZE_AFFINITY_MASK"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert all(word in job.why_no_gpu() for word in words)
+    said = job.why_no_gpu(asked)
+    assert all(word in said for word in words) and "\n" not in said, said
 
 
 def test_cpu_insists(monkeypatch):
     """--device cpu hides the GPUs from all that asks for them afterwards, the student's lines too."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for name in devices.HIDDEN:
+        monkeypatch.setenv(name, "0,1")
     job.prepare(training_parser("x").parse_args(["--device", "cpu"]))
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert {name: os.environ[name] for name in devices.HIDDEN} == devices.HIDDEN
 
 
 @pytest.mark.parametrize(

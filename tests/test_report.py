@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from accelerators import pretend
 from course_copy import Course
 from grader.engine.commands.cli import app
 from grader.engine.lesson import lessons
@@ -231,7 +232,7 @@ def test_a_gpu_is_asked_by_its_own_name(monkeypatch):
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=5),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pretend("cuda", 1, monkeypatch.setattr)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
     gpu = recorder._gpu()
@@ -250,7 +251,7 @@ def test_a_run_in_bfloat16_says_how_it_multiplied(run):
 
 def test_without_nvml_the_rest_is_recorded(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pretend("cuda", 1, monkeypatch.setattr)
     assert recorder._gpu() is None and "the GPU is not recorded" in capsys.readouterr().err
 
 

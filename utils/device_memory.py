@@ -41,8 +41,11 @@ def device_memory(limit: int | None, device: torch.device) -> Iterator[None]:
         else:
             gpu = torch.get_device_module(device)
             if not hasattr(gpu, "set_per_process_memory_fraction"):  # torch 2.8 has none for Intel's
-                fail(f"--device-memory: torch {torch.__version__} cannot limit the memory of {device.type}; leave it out")
-            gpu.set_per_process_memory_fraction(min(1.0, limit / gpu.get_device_properties(device).total_memory), device)
+                fail(
+                    f"--device-memory: torch {torch.__version__} cannot limit the memory of Intel's GPUs; leave it out"
+                )
+            there = gpu.get_device_properties(device).total_memory
+            gpu.set_per_process_memory_fraction(min(1.0, limit / there), device)
             yield
     except torch.OutOfMemoryError as problem:
         raise OutOfMemory(refused_by_gpu(limit, device, str(problem))) from problem

@@ -125,8 +125,8 @@ def say_what_runs(args: argparse.Namespace, device: torch.device) -> None:
     else:
         ranks, backend = "1 process", ""
     print0(
-        f"{count(nodes(), 'node')}, {ranks} on {devices.name(device)}{backend}, {args.dtype}, torch {torch.__version__},"
-        f" data {corpus_name(args.data)}"
+        f"{count(nodes(), 'node')}, {ranks} on {devices.name(device)}{backend}, {args.dtype},"
+        f" torch {torch.__version__}, data {corpus_name(args.data)}"
     )
 
 

@@ -175,7 +175,7 @@ def described(
         fail(f"--tokens {tokens}: less than one step, which has {batch * shape.sequence:,}")
     on_cpus = machine == "here" and not has_gpus()
     precision = precision or ("float32" if on_cpus else "mixed")
-    like = Plan(batch, precision=precision, piece=piece_on("cpu" if on_cpus else "cuda"))
+    like = Plan(batch, precision=precision, piece=piece_on("cpu" if on_cpus else "gpu"))
     title = f"{model} on {gpus:,} device{'s' if gpus > 1 else ''} of {host.name}, {batch:,} sequences a step"
     return Training(shape, host, gpus, batch, like, whole, title)
 
@@ -260,15 +260,15 @@ def plan_of(training: "Training", settled: dict[str, int | str]) -> "Plan":
 
 
 def has_gpus() -> bool:
-    import torch
+    from utils import devices  # imported here, like whatever loads torch
 
-    return torch.cuda.is_available()
+    return bool(devices.accelerator())
 
 
 def devices_here() -> int:
-    import torch
+    from utils import devices
 
-    return torch.cuda.device_count() or os.cpu_count() or 1
+    return devices.count() or os.cpu_count() or 1
 
 
 def measured(gpus: int | None) -> "Machine":

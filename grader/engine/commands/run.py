@@ -94,9 +94,9 @@ def preflight(
     from utils.atomic_write import written_whole
 
     if not nodes:
-        import torch
+        from utils import devices
 
-        torchrun = machine.torchrun(f"--nproc-per-node={torch.cuda.device_count() or 2}")
+        torchrun = machine.torchrun(f"--nproc-per-node={devices.count() or 2}")
         command = [*torchrun, "-m", "utils.preflight", *(args or [])]
         raise typer.Exit(machine.call(command, {**os.environ, "OMP_NUM_THREADS": "1"}))
     login = lessons.COURSE / "runs" / "preflight" / "login.json"

@@ -27,15 +27,17 @@ HERE = ("--standalone", "--local-addr=127.0.0.1")
 def found() -> dict[str, str]:
     """What `start` reports: pairs of a name and a few words."""
     import torch
+    import torch.distributed as dist
 
+    from utils import devices
     from utils.products import bfloat16_way
     from utils.wikitext2 import wikitext2_is_cached
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if gpus:
-        devices = f"{len(gpus)} × {gpus[0]}"
+    kind = devices.accelerator()
+    if kind:
+        gpus = f"{devices.count()} × {devices.name(torch.device(kind, 0))}"
     else:
-        devices = f"none, {os.cpu_count()} CPU cores" + (
+        gpus = f"none, {os.cpu_count()} CPU cores" + (
             " (there is a GPU driver, but this torch does not use it)" if shutil.which("nvidia-smi") else ""
         )
     schedulers = [
@@ -44,9 +46,9 @@ def found() -> dict[str, str]:
     return {
         "Python": f"{platform.python_version()}, {sys.executable}",
         "torch": torch.__version__,
-        "GPUs": devices,
-        "backend": "nccl" if gpus else "gloo",
-        "bfloat16": bfloat16_way("cuda" if gpus else "cpu"),
+        "GPUs": gpus,
+        "backend": dist.get_default_backend_for_device(kind or "cpu"),
+        "bfloat16": bfloat16_way(kind or "cpu"),
         "data": (
             "wikitext-2, in the cache"
             if wikitext2_is_cached()
@@ -68,9 +70,9 @@ def compute_nodes() -> dict[str, str]:
     site = "unset SLURM_JOB_ID && . utils/site.sh >/dev/null && command -v python"
     said = ask("bash", "-lc", f"cd {shlex.quote(str(lessons.COURSE))} && {site}").strip().splitlines()
     python = said[-1:] or ["none that has torch: see utils/site.sh"]
-    import torch
+    from utils import devices
 
-    warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not torch.version.cuda else ""
+    warn = " (its torch is for CPUs; these nodes have GPUs)" if "gpu" in nodes and not devices.built_for() else ""
     return {"nodes": nodes, "batch": python[0] + (warn if python[0] == sys.executable else "")}
 
 

@@ -138,7 +138,7 @@ def test_todo3_device(student):
                 f"{right} by default",
                 seen["default"],
                 rank,
-                hint="The device itself is right. Which call of torch.accelerator makes it the default of this process?",
+                hint="The device itself is right. Which call of torch.accelerator makes it the process's default?",
             )
 
 

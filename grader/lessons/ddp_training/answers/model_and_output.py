@@ -444,15 +444,10 @@ RIGHT = [
         "optimizer built before the wrap: DDP keeps the parameters",
         edits=(
             (
-                (
-                    "    model = wrap(model.to(device), device)\n    optimizer = make_optimizer(model, args)  # after"
-                    " wrap, which may replace the parameters\n"
-                ),
-                (
-                    "    model = model.to(device)\n    optimizer = make_optimizer(model, args)\n    model = wrap(model,"
-                    " device)\n"
-                ),
+                "    model = wrap(model, device)\n",
+                "    optimizer = make_optimizer(model, args)\n    model = wrap(model, device)\n",
             ),
+            ("    optimizer = make_optimizer(model, args)  # after wrap, which may replace the parameters\n", ""),
         ),
     ),
     Answer(
