@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
-from utils import costs
+from utils import costs, devices
 from utils.model import TransformerLM
 from utils.plan import Model
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(devices.accelerator() or "cpu")
     seconds = measure(args, device)
     show(args, device, seconds)
     if args.json:
@@ -118,8 +118,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[tuple[str, s
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
             if turn:
                 seconds[name, dtype].append(time.perf_counter() - began)
     return seconds
@@ -139,7 +139,7 @@ def show(args: argparse.Namespace, device: torch.device, seconds: dict[tuple[str
         title_justify="left",
         title=(
             f"{tokens} tokens a step, dim {args.dim}, {args.layers} layers, {args.vocab} words; "
-            f"{torch.cuda.get_device_name() if device.type == 'cuda' else device},"
+            f"{'cpu' if device.type == 'cpu' else devices.name(device)},"
             f" {args.threads} threads, torch {torch.__version__}, load before {os.getloadavg()[0]:.1f}"
         ),
     )

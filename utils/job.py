@@ -53,6 +53,12 @@ def prepare(args: argparse.Namespace) -> None:
             f"torchrun starts {there}: each process needs its own. Start only {gpus}, or train on CPUs with"
             " --device cpu; docs/students.md says how processes can share one"
         )
+    if found == "xpu" and by_torchrun:
+        # Where mpiexec has started torchrun, its variables describe torchrun. XCCL, if it sees one of them, takes this
+        # process for MPI's and does not tell oneCCL which of the node's processes it is (ProcessGroupXCCL of
+        # intel/torch-xpu-ops, with_mpirun).
+        for name in ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"):
+            os.environ.pop(name, None)
     check_interfaces(on_gpu=bool(found))
     if args.dtype == "bfloat16" and not has_units(found or "cpu"):
         print0(

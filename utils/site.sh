@@ -20,7 +20,7 @@
 # SIGTERM to its processes two minutes before (man sbatch; up to a minute early). It ends them, unless the script
 # catches it.
 
-case "${SYSTEMNAME:-${PBS_O_HOST:-}}" in
+case "${SYSTEMNAME:-${PBS_O_HOST:-${SLURM_CLUSTER_NAME:-}}}" in
     jureca* | juwels* | jusuf*)
         # The "i" and ib0: pytorch/pytorch#73656, and gitlab.jsc.fz-juelich.de's torchrun_jsc. The stage is that of
         # 2026 in public job files; the centre's own PyTorch in it is 2.9; .venv has a newer one (docs/versions.md).
@@ -44,6 +44,23 @@ case "${SYSTEMNAME:-${PBS_O_HOST:-}}" in
             export FI_CXI_DISABLE_HOST_REGISTER=1 FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DEFAULT_CQ_SIZE=131072
             export LD_LIBRARY_PATH=$plugin:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
         fi
+        ;;
+    aurora*)
+        # docs.alcf.anl.gov/aurora: running-jobs-aurora, data-science/frameworks/pytorch and oneCCL, getting-started (the
+        # proxy); read in August 2026, all of it unverified. torch sees the two tiles of each GPU as two devices.
+        : "${SITE_GPUS=12}" "${SITE_INTERFACE=hsn0}"
+        module load frameworks
+        export FI_MR_CACHE_MONITOR=userfaultfd
+        case $(hostname) in
+            aurora-uan*) ;; # the proxy does not work on login nodes
+            *) export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128 ;;
+        esac
+        ;;
+    lumi*)
+        # docs.lumi-supercomputer.eu: runjobs/scheduled-jobs/lumig-job and software/packages/pytorch; all of it
+        # unverified, also that Slurm calls the cluster lumi. RCCL reads NCCL's variables.
+        : "${SITE_INTERFACE=hsn0}" "${SITE_MACHINE=lumi}"
+        export NCCL_NET_GDR_LEVEL=3
         ;;
 esac
 
