@@ -64,6 +64,14 @@ def test_a_torch_without_nccl_says_so(machine, monkeypatch):
         choose("nccl")
 
 
+def test_amds_gpus_are_not_taken_for_nvidias(machine, monkeypatch):
+    machine(4)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert choose("auto") == for_a_class("auto") == backends.GLOO
+    with pytest.raises(NoBackend, match="--backend nccl: the checks use NVIDIA's driver"):
+        choose("nccl")
+
+
 def test_one_gpu_is_shared_from_2_30_on(machine):
     machine(1)
     chosen = choose("auto")

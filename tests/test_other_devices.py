@@ -182,6 +182,31 @@ def test_preflight_measures_its_links(tmp_path):
     assert f"ranks 0 and 1 on {NAME}" in said[0] and said[1].startswith("within nodes: 1 link") and "✓" in said[-1]
 
 
+# Sites
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (
+            {"PBS_O_HOST": "aurora-uan-0011", "PBS_JOBID": "7.aurora"},
+            ["module load frameworks", "GPUS 12 0", "hsn0 hsn0", "http://proxy.alcf.anl.gov:3128"],
+        ),
+        ({"SLURM_CLUSTER_NAME": "lumi", "SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "8"}, ["GPUS 0 8", "hsn0 hsn0", ""]),
+    ],
+)
+def test_what_a_job_there_is_told(job, said):
+    """utils/site.sh, as a batch file reads it."""
+    tell = 'echo "GPUS ${SITE_GPUS:-0} ${SLURM_GPUS_ON_NODE:-0}"; echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
+    script = f'set -eo pipefail; module() {{ echo "module $*"; }}; . utils/site.sh; {tell}; echo "${{http_proxy:-}}"'
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(OF_A_JOB)}
+    for name in ("SYSTEMNAME", "http_proxy", "https_proxy"):
+        plain.pop(name, None)
+    env = {**plain, "WORKBOOK_PYTHON": sys.executable, **job}
+    done = subprocess.run(["bash", "-c", script], cwd=COURSE, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.splitlines() == said, done
+
+
 # Who may name CUDA: those that are about NVIDIA's GPUs, or about a name of NVIDIA's that others have taken over.
 NAMES_CUDA = {
     "utils/devices.py": "the kinds of device themselves, and the variable that hides NVIDIA's",

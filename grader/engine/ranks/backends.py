@@ -107,6 +107,8 @@ def lacking() -> str:
 
     if not (torch.backends.cuda.is_built() and dist.is_nccl_available()):
         return f"this torch ({torch.__version__}) has no NCCL; a torch for CUDA has (https://pytorch.org/get-started)"
+    if torch.version.cuda is None:  # a torch for ROCm, which calls RCCL nccl
+        return "the checks use NVIDIA's driver, and this torch is for AMD's GPUs"
     if not torch.cuda.device_count():  # asks NVML, which does not start CUDA
         return "torch sees no GPU here (nvidia-smi and CUDA_VISIBLE_DEVICES say which there are)"
     return ""
