@@ -112,12 +112,13 @@ def test_seeds_and_random_states_are_the_devices(xpu):
 
 def test_memory_is_limited_and_counted_by_torch_xpu(xpu, monkeypatch, capsys):
     own = torch.device("xpu", 1)
-    with device_memory.device_memory(TOTAL // 4, own):
-        pass
-    assert xpu["fraction"] == (0.25, own) and device_memory.most_held("xpu") == HELD
+    assert device_memory.most_held("xpu") == HELD
     line = device_memory.refused_by_gpu(None, own, "Tried to allocate 3.00 MiB.")
     assert "activations and other 123.5 MB" in line and "asks for 3.00 MiB more" in line
-    monkeypatch.delattr(torch.xpu, "set_per_process_memory_fraction")  # torch 2.8
+    if hasattr(torch.xpu, "set_per_process_memory_fraction"):  # torch 2.8 has none
+        with device_memory.device_memory(TOTAL // 4, own):
+            assert xpu["fraction"] == (0.25, own)
+        monkeypatch.delattr(torch.xpu, "set_per_process_memory_fraction")
     with pytest.raises(SystemExit) as stop, device_memory.device_memory(10**9, own):
         pass
     assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
@@ -151,7 +152,7 @@ def launched(*command, ranks=0):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # as torch 2.8 prints
 
 
 def losses(out):
