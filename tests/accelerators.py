@@ -1,4 +1,4 @@
-"""Accelerators that are not there: what torch says of them, and a stand-in of type xpu on which a whole run goes.
+"""Accelerators that are not there: what torch reports of them, and a stand-in of type xpu for a whole run.
 
 python tests/accelerators.py 2 train/ddp_training.py …   as if this node had two of Intel's GPUs; or -m MODULE
 
