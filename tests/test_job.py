@@ -159,8 +159,8 @@ def test_gpus_here(there, visible, found, monkeypatch):
         ("cuda", "auto", "13.0", {"CUDA_VISIBLE_DEVICES": ""}, ["CUDA_VISIBLE_DEVICES hides them"]),
         ("cuda", "cuda", "13.0", {"CUDA_VISIBLE_DEVICES": "0"}, ["CUDA 13.0", "driver", "nvidia-smi"]),
         ("cuda", "auto", None, {"CUDA_VISIBLE_DEVICES": "0"}, ["ROCm 7.0", "rocm-smi"]),
-        ("cuda", "xpu", "13.0", {}, ["for GPUs of NVIDIA's or AMD's", "--device xpu means Intel's"]),
-        ("xpu", "xpu", None, {}, ["for GPUs of Intel's", "sycl-ls"]),
+        ("cuda", "xpu", "13.0", {}, ["for NVIDIA's or AMD's GPUs", "--device xpu means Intel's"]),
+        ("xpu", "xpu", None, {}, ["for Intel's GPUs", "sycl-ls"]),
         ("xpu", "auto", None, {"ZE_AFFINITY_MASK": "7"}, ["ZE_AFFINITY_MASK may hide them"]),
     ],
 )

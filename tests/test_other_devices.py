@@ -54,10 +54,10 @@ def test_prepare_takes_what_is_there(flag, granted, xpu, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "gpus", "flag", "words"),
     [
-        ("xpu", 2, "cuda", ["--device cuda asks for a GPU of NVIDIA's or AMD's on ", "take --device xpu"]),
-        ("cuda", 2, "xpu", ["--device xpu asks for a GPU of Intel's on ", "take --device cuda"]),
+        ("xpu", 2, "cuda", ["--device cuda asks for one of NVIDIA's or AMD's GPUs on ", "take --device xpu"]),
+        ("cuda", 2, "xpu", ["--device xpu asks for one of Intel's GPUs on ", "take --device cuda"]),
         ("xpu", 0, "xpu", ["--device xpu asks for a GPU on ", "but torch sees none: ", "sycl-ls"]),
-        ("cuda", 0, "xpu", ["--device xpu asks for a GPU on ", "is built for GPUs of NVIDIA's or AMD's"]),
+        ("cuda", 0, "xpu", ["--device xpu asks for a GPU on ", "is built for NVIDIA's or AMD's GPUs"]),
         ("", 0, "xpu", ["--device xpu asks for a GPU on ", "is built for CPUs"]),
     ],
 )

@@ -39,7 +39,7 @@ def prepare(args: argparse.Namespace) -> None:
     found = devices.accelerator()
     if found and args.device in devices.MAKERS and args.device != found:
         refuse(
-            f"--device {args.device} asks for a GPU of {devices.MAKERS[args.device]} on {socket.gethostname()}, and"
+            f"--device {args.device} asks for one of {devices.MAKERS[args.device]} GPUs on {socket.gethostname()}, and"
             f" those that torch sees are {devices.MAKERS[found]}: take --device {found}"
         )
     if args.device != "cpu" and (granted or args.device != "auto") and not found:
@@ -92,13 +92,13 @@ def why_no_gpu(asked: str = "auto") -> str:
         )
     if asked in devices.MAKERS and asked != built:
         return (
-            f"torch {torch.__version__} of {sys.executable} is built for GPUs of {devices.MAKERS[built]}, and"
+            f"torch {torch.__version__} of {sys.executable} is built for {devices.MAKERS[built]} GPUs, and"
             f" --device {asked} means {devices.MAKERS[asked]}; WORKBOOK_PYTHON=… takes a different Python; {cpu}"
         )
     if built == "xpu":
         hidden = os.environ.get(devices.SYCL) or os.environ.get("ZE_AFFINITY_MASK")
         hides = f"{devices.SYCL} or ZE_AFFINITY_MASK may hide them" if hidden else "sycl-ls shows what its driver sees"
-        return f"torch {torch.__version__} is built for GPUs of {devices.MAKERS[built]}: {hides}; {cpu}"
+        return f"torch {torch.__version__} is built for {devices.MAKERS[built]} GPUs: {hides}; {cpu}"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         return f"CUDA_VISIBLE_DEVICES hides them all, see your batch file; {cpu}"
     if torch.version.cuda is None:  # AMD's
