@@ -1,5 +1,6 @@
 """The commands of a student at work: status, check, watch, hint, diff, reset, solution, submit."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -80,10 +81,15 @@ def check(
     if json and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}")
 
+    from grader.engine.ranks import kept_server
+
+    if (code := kept_server.hand_over(sys.argv[1:], started=True)) is not None:
+        raise typer.Exit(code)
+
     from grader.engine.ranks.runner import Runner
 
     with Runner(kept=True) as runner:
-        runner.start()  # the server loads torch while we load the checks
+        runner.start()  # before anything is loaded that the ranks must not see
         from json import dumps
 
         from grader.engine.commands.screen import say_verdict

@@ -224,6 +224,9 @@ def forget_answers() -> None:
             forget(name)
 
 
+PICTURES = ("plots", "report")  # folders that need matplotlib, of which a rank draws nothing
+
+
 @functools.lru_cache(1)  # for the current lesson
 def load_library(lesson: str) -> None:
     """In the server: load the modules of utils/ that a lesson's code may import, but none with what this lesson or a
@@ -233,7 +236,7 @@ def load_library(lesson: str) -> None:
         forget_answers()
     withhold(lesson)
     for path in sorted((lessons.COURSE / "utils").rglob("*.py")):
-        if path.name != "__main__.py":
+        if path.name != "__main__.py" and path.parent.name not in PICTURES:
             with contextlib.suppress(Exception):  # withheld, needs a withheld module, or broken: reported on import
                 importlib.import_module(lessons.module_name(path))
 

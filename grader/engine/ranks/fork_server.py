@@ -57,6 +57,7 @@ import torch.utils.data.distributed
 import torch.utils.serialization.config
 
 from grader.engine.inside import observe, rank
+from grader.engine.lesson import lessons
 from grader.engine.ranks import kept_server
 from grader.engine.ranks.linux_processes import processes_below
 from grader.engine.walls import enter_sandbox as walls
@@ -95,6 +96,36 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
         kept_server.keep(judge, Path(address), {kept_server.ATTEND: attend, kept_server.RUN: run_command})
     else:
         attend(judge)
+
+
+def fork_from_command(end: socket.socket, judges: socket.socket, environment: dict[str, str]) -> int:
+    """Fork a server from the command that needs it, so that torch is loaded once for both and is in memory once.
+    `judges` is the command's end of the connection. Returns the server's process id.
+    """
+    sys.stdout.flush()  # or the server would print it again
+    sys.stderr.flush()
+    if pid := os.fork():
+        gc.enable()
+        rank.forget_answers()  # the command judges, so nothing of the library is withheld from it
+        torch.set_num_threads(os.cpu_count() or 1)
+        return pid
+    status = 70
+    try:
+        os.setsid()
+        judges.close()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.chdir(lessons.COURSE)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[:] = [__file__]
+        serve(end)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def note_no_stacks() -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from grader.engine.lesson import lessons
+from utils import interfaces
 
 UNUSED = 300.0  # seconds without a command after which it ends
 LONGEST = 107 - 32  # bytes: the limit of unix(7) for an address, minus a server's own name
@@ -96,14 +97,28 @@ def last_words() -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
 
 
-def start(connection: socket.socket, path: Path, environment: dict[str, str]) -> None:
-    """Start a server at this address; `line` is the first connection that it serves."""
+def environment() -> dict[str, str]:
+    """A fork-server's, from this process's."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        **interfaces.here(),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def start(connection: socket.socket, path: Path) -> None:
+    """Start a server at this address; `connection` is the first that it serves."""
     log().parent.mkdir(exist_ok=True)
     with log().open("w") as said:
         subprocess.Popen(
             [sys.executable, "-m", "grader.engine.ranks.fork_server", str(connection.fileno()), str(path)],
             pass_fds=[connection.fileno()],
-            env=environment,
+            env=environment(),
             cwd=lessons.COURSE,
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -112,14 +127,22 @@ def start(connection: socket.socket, path: Path, environment: dict[str, str]) ->
         )
 
 
-def hand_over(arguments: list[str]) -> int | None:
-    """Have a running server execute this command on this terminal.
+def hand_over(arguments: list[str], started: bool = False) -> int | None:
+    """Have a server execute this command on this terminal. `started`: start one if there is none; so torch is loaded
+    once, and not by the command as well.
 
-    Returns the exit code; None if there is no server, or if it ended before it started the command.
+    Returns the exit code; None if there is no server, or if it ended before it started the command, or if this is one.
     """
-    connection = connect(address(), RUN) if wanted() else None
-    if connection is None:
+    if taken_over or not wanted():
         return None
+    connection = connect(address(), RUN)
+    if connection is None and not started:
+        return None
+    if connection is None:
+        connection, theirs = socket.socketpair()
+        start(theirs, address())
+        theirs.close()
+        connection.sendall(RUN)
     with connection, connection.makefile() as heard:
         try:
             socket.send_fds(connection, [b" "], [0, 1, 2])
@@ -139,6 +162,9 @@ def hand_over(arguments: list[str]) -> int | None:
                 os.kill(int(pid), signal.SIGINT)
 
 
+taken_over: list[str] = []  # the command that this process, a server's child, executes
+
+
 def take_over(connection: socket.socket, main: Callable[[], None]) -> None:
     """The server's end of `hand_over`: run the command in this process."""
     _, terminal, _, _ = socket.recv_fds(connection, 1, 3)
@@ -151,6 +177,7 @@ def take_over(connection: socket.socket, main: Callable[[], None]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
+    taken_over.extend(arguments)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         setattr(sys, name, open(getattr(sys, f"__{name}__").fileno(), mode, closefd=False))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -194,7 +221,8 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
         part.rename(path)
         mine = path.stat().st_ino
         try:
-            children.add(_fork(first, door, does[ATTEND]))
+            if word := first.recv(1):
+                children.add(_fork(first, door, does[word]))
             for connection, word in _callers(door, children):
                 children.add(_fork(connection, door, does[word]))
         finally:

@@ -20,7 +20,8 @@ class Runner:
 
     Args:
         outside: the runner from whose server this one's is forked; then its ranks run in a sandbox
-        walls, course, lesson, packages, kept: as for `Connection`.
+        walls, course, lesson, packages: as for `Connection`.
+        kept: this process is a student's command or notebook: as for `Connection`.
         trusted: the runner for the course's own code; default: outside. Whatever it has loaded is also in servers
         forked from it.
         backend: how the ranks communicate; may also be set later.
@@ -41,7 +42,8 @@ class Runner:
     ) -> None:
         self.outside, self.trusted, self.backend = outside, trusted or outside or self, backend
         self.in_kernel = in_kernel
-        self.server = Connection(outside and outside.server, walls, course, packages, lesson, kept)
+        from_here = kept and not in_kernel
+        self.server = Connection(outside and outside.server, walls, course, packages, lesson, kept, from_here)
 
     def __enter__(self) -> "Runner":
         return self

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,6 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import kept_server
 from grader.engine.ranks.linux_processes import Process, processes_below
 from grader.engine.walls import sandbox
-from utils import interfaces
 
 ANSWERS = 30.0  # seconds within which a ready server answers, unless the machine is busy
 BUSY = 10  # times that long: after that, it never will
@@ -40,17 +40,27 @@ class Connection:
         course: the course that is visible inside.
         packages: loaded by both servers in addition to what all lessons need.
         lesson: answers of this lesson and later ones are not visible in the sandbox.
-        kept: use the server of an earlier command, or leave one to the next, if that is wanted (see `keeper`).
+        kept: use the server of an earlier command, or leave one to the next, if that is wanted (see `kept_server.py`).
+        from_here: fork the server from this process if that has nothing in memory which the ranks must not see, and has
+            not loaded torch yet.
     """
 
     def __init__(
-        self, outside: "Connection | None", walls: str, course: Path, packages: Sequence[str], lesson: str, kept: bool
+        self,
+        outside: "Connection | None",
+        walls: str,
+        course: Path,
+        packages: Sequence[str],
+        lesson: str,
+        kept: bool,
+        from_here: bool = False,
     ) -> None:
+        self.from_here = from_here
         self.kept = kept and kept_server.wanted()
         self.outside, self.walls, self.course = outside, walls, course
         self.packages, self.lesson = list(packages), lesson
         self.socket: socket.socket | None = None
-        self.process: subprocess.Popen | None = None
+        self.process: psutil.Process | None = None
         self.sandbox: sandbox.Sandbox | None = None
         self.middle = 0  # the process that holds the sandboxed server
         self.until = math.inf  # time.monotonic() at which the time for the sandbox is up
@@ -61,7 +71,7 @@ class Connection:
         Args:
             gpus: whether the GPUs are accessible in a sandbox that is made now.
         """
-        if self.sandbox or (self.process and self.process.poll() is None) or (self.kept and self.socket):
+        if self.sandbox or self._runs() or (self.kept and self.socket):
             return
         self.ready, self.heard, self.rest = False, [], b""
         if self.kept and (connected := kept_server.connect(kept_server.address())):
@@ -71,28 +81,43 @@ class Connection:
         if self.outside:
             self._start_inside(theirs, gpus)
             return
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            **interfaces.here(),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
         if self.kept:
-            kept_server.start(theirs, kept_server.address(), environment)
+            self.socket.sendall(kept_server.ATTEND)
+            kept_server.start(theirs, kept_server.address())
+        elif self.from_here and "torch" not in sys.modules and threading.active_count() == 1:
+            self.process = psutil.Process(self._fork(theirs))
         else:
-            self.process = subprocess.Popen(
+            self.process = psutil.Popen(
                 [sys.executable, "-m", "grader.engine.ranks.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=kept_server.environment(),
                 cwd=lessons.COURSE,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         theirs.close()
+
+    def _fork(self, theirs: socket.socket) -> int:
+        """Fork the server from this process, where torch is loaded as the server needs it: for one thread."""
+        environment, threads = kept_server.environment(), os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = environment["OMP_NUM_THREADS"]
+        from grader.engine.ranks import fork_server
+
+        if threads is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = threads
+        return fork_server.fork_from_command(theirs, self.socket, environment)
+
+    def _runs(self) -> bool:
+        """Whether a server that this connection has started is still there."""
+        if self.process is None:
+            return False
+        try:
+            self.process.wait(timeout=0)
+            return False
+        except psutil.TimeoutExpired:
+            return True
 
     def _start_inside(self, theirs: socket.socket, gpus: bool) -> None:
         self.outside.start()
@@ -128,7 +153,7 @@ class Connection:
             self.socket.close()  # the server kills what still runs, and ends
             try:
                 self.process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
+            except psutil.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
             self.process = None
