@@ -47,7 +47,7 @@ case "${SYSTEMNAME:-${PBS_O_HOST:-${SLURM_CLUSTER_NAME:-}}}" in
         ;;
     aurora*)
         # docs.alcf.anl.gov/aurora: running-jobs-aurora, data-science/frameworks/pytorch and oneCCL, getting-started (the
-        # proxy); read in August 2026, all of it unverified. torch sees the two tiles of each GPU as two devices.
+        # proxy); all of it unverified. torch sees the two tiles of each GPU as two devices.
         : "${SITE_GPUS=12}" "${SITE_INTERFACE=hsn0}"
         module load frameworks
         export FI_MR_CACHE_MONITOR=userfaultfd
