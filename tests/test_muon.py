@@ -104,10 +104,11 @@ def test_fifty_steps_and_a_stop(runner):
         "saved": [4, [*short, "--sharding", "hybrid", "--save"]],
         "resumed": [4, [*short, "--sharding", "hybrid", "--resume", "out-0/step-2"]],
         "4": [4, [*argv, "--sharding", "hybrid"]],
+        "4, bfloat16": [4, [*argv, "--dtype", "bfloat16"]],
         "resumed on 3": [3, [*short, "--resume", "out-0/step-2"]],
         "3": [3, [*argv, "--recompute"]],
-        "3, bfloat16": [3, [*argv, "--dtype", "bfloat16"]],
         "2": [2, argv],
+        "2, bfloat16": [2, [*argv, "--dtype", "bfloat16"]],
         "1": [1, argv],
         "1, bfloat16": [1, [*argv, "--dtype", "bfloat16"]],
     }
@@ -124,8 +125,10 @@ def test_fifty_steps_and_a_stop(runner):
         assert losses[name] == pytest.approx(right, rel=1e-4), name
     assert losses["resumed"] == losses["saved"][2:]
     assert losses["resumed on 3"] == pytest.approx(right[2:6], rel=1e-4)
-    # Products of activations are rounded, too, and summed over other batches.
-    assert losses["3, bfloat16"] == pytest.approx(losses["1, bfloat16"], rel=1e-2) and losses["3, bfloat16"] != right
+    # Products of activations are rounded, too, and summed over other batches: with three seeds that made 7.2e-4 at most.
+    assert losses["1, bfloat16"] != right
+    for name in ("2, bfloat16", "4, bfloat16"):
+        assert losses[name] == pytest.approx(losses["1, bfloat16"], rel=3e-3), name
 
 
 def test_a_sealed_muon_is_one_line(monkeypatch, capsys):

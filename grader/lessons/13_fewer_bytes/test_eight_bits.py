@@ -27,6 +27,7 @@ HINTS = {
     "two": "What is the distance between two neighbours in this value's binade, and in the smallest ones?",
     "mean": "A value a third of the way up should be rounded up in a third of all cases.",
     "alike": "Each rank has its own part before it is rounded. Which version of it do the other ranks have?",
+    "sum": "The parts that arrive are as many as the ranks. What makes a mean of their sum?",
     "second": "The means are float32 again. What do the owners send of them, and what do the others read?",
     "budget": "Each of the two messages is made of rows of `pack`. Who needs which rows, and who has them already?",
     "bytes": "How many whole blocks has a part? Of which parts does a rank send those, first and then once more?",
@@ -255,39 +256,46 @@ def test_todo3_all_reduce(student):
         run = student.call(averaged_on_rank, world=world, mine=seeds, lengths=lengths, scale=scale)
         events = cases(run.events)
         for number, (length, (right, once)) in enumerate(zip(lengths, rights, strict=True)):
-            told, first = f"{length} numbers on {world} ranks", run.evidence[0][number]
-            for rank, seen in enumerate(run.evidence):
-                mean = seen[number]
+            told = f"{length} numbers on {world} ranks"
+            means = [seen[number] for seen in run.evidence]
+            for rank, mean in enumerate(means):
                 check_shape(f"{told}: the mean on rank {rank}", mean, right.shape, torch.float32, rank, HINTS["once"])
-                same = torch.equal(mean, first)
+                same = torch.equal(mean, means[0])
                 expect(same, f"{told}: ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+            for rank, mean in enumerate(means):
                 # Sums of numbers with four bits are exact; a third may be rounded to its other neighbour.
-                hint = HINTS["second" if near(mean, once, 1e-6) else "once"]
+                summed = near(mean, world * right, 0.05)  # and rounded then: to a sixteenth at most
+                hint = HINTS["sum" if summed else "second" if near(mean, once, 1e-6) else "once"]
                 check_tensor(f"{told}: the mean on rank {rank}", mean, right, 1e-6, rank, hint=hint)
             budget, why = nbytes_of(length, world), "33 bytes for each block are enough, twice"
             check_sent(told, events[number], budget, 0.99 * budget, why, hint=HINTS["budget"])
-        told = f"rounded stochastically, on {world} ranks"
-        for rank, seen in enumerate(run.evidence):
-            mean, first = seen[len(lengths)], run.evidence[0][len(lengths)]
-            check_shape(f"{told}: the mean on rank {rank}", mean, rights[-1][0].shape, torch.float32, rank)
-            same = torch.equal(mean, first)
-            expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+        check_stochastic(world, [seen[len(lengths) :] for seen in run.evidence], rights[-1][0])
+
+
+def check_stochastic(world, evidence, right):
+    """With `draw`: all ranks get the same numbers, and both roundings are random. `right`: the same to the nearest."""
+    told = f"rounded stochastically, on {world} ranks"
+    for rank, seen in enumerate(evidence):
+        mean, first = seen[0], evidence[0][0]
+        check_shape(f"{told}: the mean on rank {rank}", mean, right.shape, torch.float32, rank)
+        same = torch.equal(mean, first)
+        expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+        expect(
+            not torch.equal(mean, right),
+            f"{told}: the numbers are rounded to the nearest: `draw` is not used",
+            "others",
+            "the same",
+            rank,
+            HINTS["twice"],
+        )
+        for which, found in zip(("the means", "the ranks' own numbers"), seen[1:], strict=True):
+            small = found.view(-1, 32)[:, 1:]
+            # Hundreds of numbers between the same two neighbours.
             expect(
-                not torch.equal(mean, rights[-1][0]),
-                f"{told}: the numbers are rounded to the nearest: `draw` is not used",
-                "others",
-                "the same",
+                bool(small.min() < small.max()),
+                f"{told}: {which} are rounded to the nearest, not with `draw`",
+                "equal numbers go up and down",
+                "all go the same way",
                 rank,
                 HINTS["twice"],
             )
-            for which, found in zip(("the means", "the ranks' own numbers"), seen[len(lengths) + 1 :], strict=True):
-                small = found.view(-1, 32)[:, 1:]
-                # Hundreds of numbers between the same two neighbours.
-                expect(
-                    bool(small.min() < small.max()),
-                    f"{told}: {which} are rounded to the nearest, not with `draw`",
-                    "equal numbers go up and down",
-                    "all go the same way",
-                    rank,
-                    HINTS["twice"],
-                )
