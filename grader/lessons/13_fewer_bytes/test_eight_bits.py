@@ -17,6 +17,7 @@ from .common import E4M3, packed, unpacked
 from .ranks import averaged_on_rank, drawn_vector, packed_on_rank, rounded_on_rank
 
 HINTS = {
+    "whole": "Exponents are whole numbers of 32 bits, as `torch.frexp` returns them. Which line makes something else?",
     "int32": "One exponent for each row, in a column: which argument of a reduction keeps the dimension?",
     "scale": "Which power of two is the largest number at least? That power must land on 2 to the 8.",
     "codes": "A tensor of float8 is the same memory as one of uint8: which call shows it so, without changing a bit?",
@@ -91,9 +92,8 @@ def test_todo1_packed(student):
     for length, vector, given, mine in zip(lengths, vectors, rows, seen, strict=True):
         told = f"{length} numbers"
         exponents, right = packed(torch.tensor(vector, dtype=torch.float64))
-        check_shape(
-            f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, torch.int32, hint=HINTS["int32"]
-        )
+        hint = HINTS["int32" if getattr(mine["exponents"], "dtype", None) == torch.int32 else "whole"]
+        check_shape(f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, torch.int32, hint=hint)
         check_shape(f"{told}: what pack returns", mine["rows"], right.shape, torch.uint8, hint=HINTS["codes"])
         zero = right[:, :32].eq(0).all(dim=1)
         for number, (is_zero, exponent, row, its) in enumerate(
