@@ -493,7 +493,7 @@ def resumed(kept: list[str], rank: int, world: int) -> float:
 # %%
 for kept in ([], ["q"], ["memory"], ["memory", "q"]):
     job = run_on_ranks("13_fewer_bytes/resumed", [kept] * 3)
-    print(f"the checkpoint has {' and '.join(['weights', *kept]):20}: {job.results[0]:.4f}")
+    print(f"the checkpoint has {', '.join(['weights', *kept]):18}: {job.results[0]:.4f}")
 
 # %% [markdown]
 # PyTorch has this hook, too: `powerSGD_hook` of `torch.distributed.algorithms.ddp_comm_hooks`, with a `PowerSGDState`.
