@@ -30,7 +30,7 @@ HINTS = {
     "alike": "Each rank has its own part before it is rounded. Which version of it do the other ranks have?",
     "sum": "The parts that arrive are as many as the ranks. What makes a mean of their sum?",
     "second": "The means are float32 again. What do the owners send of them, and what do the others read?",
-    "budget": "Each of the two messages is made of rows of `pack`. Who needs which rows, and who has them already?",
+    "budget": "Both messages are made of rows of `pack`. Which rank needs which rows, and which has them already?",
     "bytes": "How many whole blocks has a part? Of which parts does a rank send those, first and then once more?",
     "twice": "Numbers are packed twice: by each rank, and by the owner of the part. `pack` takes `draw`.",
     "once": "The parts that arrive are summed in float32. How often has each number been rounded until then?",
