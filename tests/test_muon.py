@@ -92,40 +92,53 @@ def test_a_step_is_the_serial_step(runner, world, copies):
         assert sum(sent[rank]) == due
 
 
-def test_fifty_steps_and_a_stop(runner):
-    """main() of the solution, run after run in one job."""
-    student = Student(runner, "", lessons.units("fsdp_training", "solutions"), [])
-    argv = (
-        "--epochs 25 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --optimizer muon --lr 5e-3 --seed 11 "
-        "--log-every 1"
-    ).split()
-    short = [*argv, "--epochs", "3"]  # two steps each
-    wanted = {
-        "saved": [4, [*short, "--sharding", "hybrid", "--save"]],
-        "resumed": [4, [*short, "--sharding", "hybrid", "--resume", "out-0/step-2"]],
-        "4": [4, [*argv, "--sharding", "hybrid"]],
-        "resumed on 3": [3, [*short, "--resume", "out-0/step-2"]],
-        "3": [3, [*argv, "--recompute"]],
-        "3, bfloat16": [3, [*argv, "--dtype", "bfloat16"]],
-        "2": [2, argv],
-        "1": [1, argv],
-        "1, bfloat16": [1, [*argv, "--dtype", "bfloat16"]],
-    }
+ARGV = (
+    "--epochs 25 --batch-size 12 --seq-len 8 --dim 16 --heads 2 --layers 2 --optimizer muon --lr 5e-3 --seed 11 "
+    "--log-every 1"
+).split()
+
+
+def losses_of(student, wanted):
+    """The losses of each run of main(), by name. All are made in one job, those on more ranks first."""
     how = dict(world=4, group=False, common=True, data=corpus(student), keep=[])
     job = student.call(mains_on_rank, runs=list(wanted.values()), **how)
     lines = [reported(job, f"out-{number}") for number in range(len(wanted))]
-    losses = {
+    return {
         name: [line["loss"] for line in mine if line["kind"] == "step"]
         for name, mine in zip(wanted, lines, strict=True)
     }
+
+
+def test_fifty_steps_and_a_stop(runner):
+    student = Student(runner, "", lessons.units("fsdp_training", "solutions"), [])
+    short = [*ARGV, "--epochs", "3"]  # two steps each
+    wanted = {
+        "saved": [4, [*short, "--sharding", "hybrid", "--save"]],
+        "resumed": [4, [*short, "--sharding", "hybrid", "--resume", "out-0/step-2"]],
+        "4": [4, [*ARGV, "--sharding", "hybrid"]],
+        "resumed on 3": [3, [*short, "--resume", "out-0/step-2"]],
+        "3": [3, [*ARGV, "--recompute"]],
+        "2": [2, ARGV],
+        "1": [1, ARGV],
+    }
+    losses = losses_of(student, wanted)
     right = losses["1"]
     assert len(right) == 50 and right[-1] < right[0] - 0.1
     for name in ("2", "3", "4"):
         assert losses[name] == pytest.approx(right, rel=1e-4), name
     assert losses["resumed"] == losses["saved"][2:]
     assert losses["resumed on 3"] == pytest.approx(right[2:6], rel=1e-4)
-    # Products of activations are rounded, too, and summed over other batches.
-    assert losses["3, bfloat16"] == pytest.approx(losses["1, bfloat16"], rel=1e-2) and losses["3, bfloat16"] != right
+
+
+def test_fifty_steps_in_bfloat16(runner):
+    student = Student(runner, "", lessons.units("fsdp_training", "solutions"), [])
+    short = [*ARGV, "--dtype", "bfloat16"]
+    losses = losses_of(student, {"4": [4, short], "2": [2, short], "1": [1, short], "float32": [1, ARGV]})
+    right = losses["1"]
+    assert len(right) == 50 and right[-1] < right[0] - 0.1 and right != losses["float32"]
+    for name in ("2", "4"):
+        # Products of activations are rounded, too, and summed over other batches: over three seeds, 7.2e-4 at most.
+        assert losses[name] == pytest.approx(right, rel=3e-3), name
 
 
 def test_a_sealed_muon_is_one_line(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from grader.kit import as_evidence, mark, plain
+from grader.kit import Peak, as_evidence, mark, plain
 
 # ---------------------------------------------------------------------------------------------------
 # TODOs 1 to 3: eight bits
@@ -161,8 +161,11 @@ def low_rank_on_rank(code, rank, world, mine, start, cases):
 
 
 def hook_model():
+    """Two of the matrices to compress have equally many rows."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 2))
+    sizes = (12, 12, 16, 16, 2)
+    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2], nn.Tanh(), layers[3])
 
 
 def hook_batch(seed, step):
@@ -170,16 +173,26 @@ def hook_batch(seed, step):
     return torch.randn(4, 12, generator=draw), torch.randn(4, 2, generator=draw)
 
 
-def hook_on_rank(code, rank, world, mine, r, steps, caps):
-    """For each size of buckets: weights after each step; how many buckets the last one had."""
-    return [hooked_on_rank(code, mine, r, steps, cap) for cap in caps]
+def hook_on_rank(code, rank, world, mine, r, steps, caps, stop):
+    """For each size of buckets: weights after each step; how many buckets the last one had. And the weights after the
+    last step, if the run is stopped before the step `stop` and resumed.
+    """
+    seen = [hooked_on_rank(code, mine, r, range(steps), cap, hook_model()) for cap in caps]
+    first = hooked_on_rank(code, mine, r, range(stop), caps[0], model := hook_model())
+    resumed = hook_model()
+    resumed.load_state_dict(model.state_dict())
+    seen.append(hooked_on_rank(code, mine, r, range(stop, steps), caps[0], resumed, first["state"]))
+    return [{name: its for name, its in each.items() if name != "state"} for each in seen]
 
 
-def hooked_on_rank(code, mine, r, steps, cap):
+def hooked_on_rank(code, mine, r, steps, cap, model, saved=None):
+    """Steps of a model; the hook's state, in the order of the parameters, or begun with what was `saved` of it."""
     mark()  # here DDP sends weights
-    model = hook_model()
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
     state, seen, buckets = code.PowerSGD(model, r), [], []
+    thin = [p for p in model.parameters() if state.compresses(p)]
+    if saved:
+        state.memory, state.q = (dict(zip(thin, copies(tensors))) for tensors in saved)
 
     def counted(state, bucket):
         buckets.append(bucket.index())
@@ -187,7 +200,7 @@ def hooked_on_rank(code, mine, r, steps, cap):
 
     ddp.register_comm_hook(state, counted)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for step in range(steps):
+    for step in steps:
         buckets.clear()
         mark()
         x, y = hook_batch(mine, step)
@@ -195,7 +208,8 @@ def hooked_on_rank(code, mine, r, steps, cap):
         (ddp(x) - y).square().mean().backward()
         optimizer.step()
         seen.append([p.detach().clone() for p in model.parameters()])
-    return {"weights": seen, "buckets": len(buckets)}
+    kept = [[tensors[p].clone() for p in thin] for tensors in (state.memory, state.q)]
+    return {"weights": seen, "buckets": len(buckets), "state": kept}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -262,10 +276,14 @@ def diloco_on_rank(code, rank, world, mine, h, steps, lr, momentum, stop):
 
 
 def orthogonalized_on_rank(code, rank, world, matrices, dtypes, steps):
-    return [
-        as_evidence(code.newton_schulz(torch.tensor(m, dtype=getattr(torch, dtype)), n))
-        for m, dtype, n in zip(matrices, dtypes, steps)
-    ]
+    """Each result, and the most bytes that were alive on the way."""
+    seen = []
+    for matrix, dtype, count in zip(matrices, dtypes, steps):
+        given = torch.tensor(matrix, dtype=getattr(torch, dtype))
+        with Peak() as peak:
+            result = code.newton_schulz(given, count)
+        seen.append([as_evidence(result), peak.most])
+    return seen
 
 
 def owners_on_rank(code, rank, world, cases):

@@ -11,12 +11,13 @@ import math
 
 import torch
 
-from grader.kit import cases, check_answers, check_sent, check_shape, check_tensor, expect, todo
+from grader.kit import cases, check_answers, check_sent, check_shape, check_tensor, expect, near, todo
 
 from .common import E4M3, packed, unpacked
 from .ranks import averaged_on_rank, drawn_vector, packed_on_rank, rounded_on_rank
 
 HINTS = {
+    "whole": "Exponents are whole numbers of 32 bits, as `torch.frexp` returns them. Which line makes something else?",
     "int32": "One exponent for each row, in a column: which argument of a reduction keeps the dimension?",
     "scale": "Which power of two is the largest number at least? That power must land on 2 to the 8.",
     "codes": "A tensor of float8 is the same memory as one of uint8: which call shows it so, without changing a bit?",
@@ -27,6 +28,10 @@ HINTS = {
     "two": "What is the distance between two neighbours in this value's binade, and in the smallest ones?",
     "mean": "A value a third of the way up should be rounded up in a third of all cases.",
     "alike": "Each rank has its own part before it is rounded. Which version of it do the other ranks have?",
+    "sum": "The parts that arrive are as many as the ranks. What makes a mean of their sum?",
+    "second": "The means are float32 again. What do the owners send of them, and what do the others read?",
+    "budget": "Both messages are made of rows of `pack`. Which rank needs which rows, and which has them already?",
+    "bytes": "How many whole blocks has a part? Of which parts does a rank send those, first and then once more?",
     "twice": "Numbers are packed twice: by each rank, and by the owner of the part. `pack` takes `draw`.",
     "once": "The parts that arrive are summed in float32. How often has each number been rounded until then?",
 }
@@ -87,9 +92,8 @@ def test_todo1_packed(student):
     for length, vector, given, mine in zip(lengths, vectors, rows, seen, strict=True):
         told = f"{length} numbers"
         exponents, right = packed(torch.tensor(vector, dtype=torch.float64))
-        check_shape(
-            f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, torch.int32, hint=HINTS["int32"]
-        )
+        hint = HINTS["int32" if getattr(mine["exponents"], "dtype", None) == torch.int32 else "whole"]
+        check_shape(f"{told}: what exponents_of returns", mine["exponents"], exponents.shape, torch.int32, hint=hint)
         check_shape(f"{told}: what pack returns", mine["rows"], right.shape, torch.uint8, hint=HINTS["codes"])
         zero = right[:, :32].eq(0).all(dim=1)
         for number, (is_zero, exponent, row, its) in enumerate(
@@ -215,14 +219,14 @@ def nbytes_of(length, world):
 
 
 def averaged(vectors):
-    """What an all-reduce in 8 bits returns, and the plain mean."""
+    """What an all-reduce in 8 bits returns; the same without the second rounding; and the plain mean."""
     world, length = len(vectors), len(vectors[0])
     size = 32 * parts_of(length, world)
     full = [torch.nn.functional.pad(vector, (0, world * size - length)).double() for vector in vectors]
     sent = [unpacked(packed(vector)[1], world * size).float() for vector in full]
     mean = torch.stack(sent).sum(dim=0) / world
     again = torch.cat([unpacked(packed(part.double())[1], size) for part in mean.split(size)])
-    return again[:length].float(), torch.stack(vectors).mean(dim=0)
+    return again[:length].float(), mean[:length], torch.stack(vectors).mean(dim=0)
 
 
 @todo(3, needs=(1, 2))
@@ -234,9 +238,9 @@ def test_todo3_all_reduce(student):
         seeds = student.seeds(world)
         rights = []
         for length in lengths:
-            right, mean = averaged([drawn_vector(seed, length) for seed in seeds])
+            right, once, mean = averaged([drawn_vector(seed, length) for seed in seeds])
             student.premise((right - mean).norm() > 1e-3 * mean.norm(), "an all-reduce in float32")
-            rights.append(right)
+            rights.append((right, once))
         trials.append((world, seeds, rights))
     check_answers(
         student,
@@ -245,40 +249,53 @@ def test_todo3_all_reduce(student):
             for w in (1, 2, 3, 8)
             for n in (1, 32, draw.randrange(33, 900), 33 * 256, 1_500_000_000)
         },
+        hints={"bytes_in_8_bits": HINTS["bytes"]},
     )
     for world, seeds, rights in trials:
         scale = 2.0 ** draw.randrange(-20, 20)
         run = student.call(averaged_on_rank, world=world, mine=seeds, lengths=lengths, scale=scale)
         events = cases(run.events)
-        for number, (length, right) in enumerate(zip(lengths, rights, strict=True)):
+        for number, (length, (right, once)) in enumerate(zip(lengths, rights, strict=True)):
             told = f"{length} numbers on {world} ranks"
-            for rank, seen in enumerate(run.evidence):
+            means = [seen[number] for seen in run.evidence]
+            for rank, mean in enumerate(means):
+                check_shape(f"{told}: the mean on rank {rank}", mean, right.shape, torch.float32, rank, HINTS["once"])
+                same = torch.equal(mean, means[0])
+                expect(same, f"{told}: ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+            for rank, mean in enumerate(means):
                 # Sums of numbers with four bits are exact; a third may be rounded to its other neighbour.
-                check_tensor(f"{told}: the mean on rank {rank}", seen[number], right, 1e-6, rank, hint=HINTS["once"])
-            budget = nbytes_of(length, world)
-            check_sent(told, events[number], budget, 0.99 * budget, "33 bytes for each block are enough, twice")
-        told = f"rounded stochastically, on {world} ranks"
-        for rank, seen in enumerate(run.evidence):
-            mean, first = seen[len(lengths)], run.evidence[0][len(lengths)]
-            check_shape(f"{told}: the mean on rank {rank}", mean, rights[-1].shape, torch.float32, rank)
-            same = torch.equal(mean, first)
-            expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+                summed = near(mean, world * right, 0.05)  # and rounded then: to a sixteenth at most
+                hint = HINTS["sum" if summed else "second" if near(mean, once, 1e-6) else "once"]
+                check_tensor(f"{told}: the mean on rank {rank}", mean, right, 1e-6, rank, hint=hint)
+            budget, why = nbytes_of(length, world), "33 bytes for each block are enough, twice"
+            check_sent(told, events[number], budget, 0.99 * budget, why, hint=HINTS["budget"])
+        check_stochastic(world, [seen[len(lengths) :] for seen in run.evidence], rights[-1][0])
+
+
+def check_stochastic(world, evidence, right):
+    """With `draw`: all ranks get the same numbers, and both roundings are random. `right`: the same to the nearest."""
+    told = f"rounded stochastically, on {world} ranks"
+    for rank, seen in enumerate(evidence):
+        mean, first = seen[0], evidence[0][0]
+        check_shape(f"{told}: the mean on rank {rank}", mean, right.shape, torch.float32, rank)
+        same = torch.equal(mean, first)
+        expect(same, f"{told}, ranks 0 and {rank} get different numbers", None, None, rank, HINTS["alike"])
+        expect(
+            not torch.equal(mean, right),
+            f"{told}: the numbers are rounded to the nearest: `draw` is not used",
+            "others",
+            "the same",
+            rank,
+            HINTS["twice"],
+        )
+        for which, found in zip(("the means", "the ranks' own numbers"), seen[1:], strict=True):
+            small = found.view(-1, 32)[:, 1:]
+            # Hundreds of numbers between the same two neighbours.
             expect(
-                not torch.equal(mean, rights[-1]),
-                f"{told}: the numbers are rounded to the nearest: `draw` is not used",
-                "others",
-                "the same",
+                bool(small.min() < small.max()),
+                f"{told}: {which} are rounded to the nearest, not with `draw`",
+                "equal numbers go up and down",
+                "all go the same way",
                 rank,
                 HINTS["twice"],
             )
-            for which, found in zip(("the means", "the ranks' own numbers"), seen[len(lengths) + 1 :], strict=True):
-                small = found.view(-1, 32)[:, 1:]
-                # Hundreds of numbers between the same two neighbours.
-                expect(
-                    bool(small.min() < small.max()),
-                    f"{told}: {which} are rounded to the nearest, not with `draw`",
-                    "equal numbers go up and down",
-                    "all go the same way",
-                    rank,
-                    HINTS["twice"],
-                )

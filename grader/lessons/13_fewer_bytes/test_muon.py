@@ -10,7 +10,18 @@ import math
 
 import torch
 
-from grader.kit import cases, check_answers, check_sent, check_shape, check_tensor, expect, hinted, moved_by, todo
+from grader.kit import (
+    cases,
+    check_answers,
+    check_sent,
+    check_shape,
+    check_tensor,
+    expect,
+    hinted,
+    moved_by,
+    sent_by,
+    todo,
+)
 
 from .ranks import exchanged_on_rank, muon_on_rank, orthogonalized_on_rank, owners_on_rank, whole_numbers
 
@@ -18,6 +29,8 @@ HINTS = {
     "iteration": "On paper, one iteration is: A, then A², then the sum that is multiplied by X. What does X start as?",
     "tall": "Of a matrix with more rows than columns, the transposed one is iterated. What must be undone at the end?",
     "dtype": "The result has the dtype of what was given.",
+    "steps": "With five steps it is right. How many are asked for?",
+    "smaller": "Of X Xᵀ and XᵀX, one has the long side and one the short. Which one is it for each shape?",
     "valid": "Each matrix needs one rank, from 0 to world - 1.",
     "same": "Only the shapes and the number of ranks may decide: not the rank that calls, and no random number.",
     "balance": "Which matrix is placed first, and where does the next one do least harm? Compare costs, not sizes.",
@@ -25,11 +38,15 @@ HINTS = {
     "sent": "Which pieces does a rank have to send to rank 2? Those that rank 2 owns, and no others.",
     "weights": "After this call, each rank has every matrix as its owner has it.",
     "step": "In order: the average, the mixture, Newton–Schulz, the decay, the step. What is multiplied by what?",
+    "bytes": "What does a rank send of what it does not own, and how often what it owns?",
 }
 
 
 # ---------------------------------------------------------------------------------------------------
 # TODO 8: the iteration, and the owners
+
+
+LONG = 300  # the other side is 2: a square of the long side is 150 times the matrix
 
 
 def iterated(g, steps=5):
@@ -90,26 +107,30 @@ def drawn_models(draw):
 def test_todo8_owners(student):
     draw = student.draw("matrices")
     torch.manual_seed(draw.randrange(1 << 30))
-    shapes = [(5, 9), (11, 4), (6, 6), (3, 8), (1, 7)]
+    shapes = [(5, 9), (11, 4), (6, 6), (3, 8), (1, 7), (LONG, 2), (2, LONG)]
     matrices = [torch.randn(shape, dtype=torch.float64) * 10.0 ** draw.randrange(-3, 3) for shape in shapes]
     matrices += [torch.zeros(4, 3, dtype=torch.float64), 1e-9 * torch.randn(3, 4, dtype=torch.float64)]
-    dtypes = ["float64", "float32", "float32", "float64", "float64", "float32", "float64"]
-    steps = [5, 5, 5, draw.randrange(1, 4), 5, 5, 5]
+    dtypes = ["float64", "float32", "float32", "float64", "float64", "float64", "float64", "float32", "float64"]
+    steps = [5, 5, 5, draw.randrange(1, 4), 5, 5, 5, 5, 5]
     given = [m.tolist() for m in matrices]
     (seen,) = student.call(
         orthogonalized_on_rank, world=1, group=False, matrices=given, dtypes=dtypes, steps=steps
     ).evidence
-    for matrix, dtype, count, mine in zip(matrices, dtypes, steps, seen, strict=True):
+    for matrix, dtype, count, (mine, held) in zip(matrices, dtypes, steps, seen, strict=True):
         rows, columns = matrix.shape
         size = matrix.norm().item()
         told = f"newton_schulz of {rows} × {columns} in {dtype}, of norm {size:.2g}, {count} steps"
-        hint = HINTS["tall"] if rows > columns else HINTS["iteration"]
+        hint = HINTS["tall" if rows > columns else "iteration" if count == 5 else "steps"]
         check_shape(
             told, mine, matrix.shape, getattr(torch, dtype), hint=hint if "float32" in dtype else HINTS["dtype"]
         )
         # Five steps multiply a rounding error by 3.4445 ** 5 = 485 at most; over 300 draws it was 1.9e-6 in float32.
         rel = 1e-10 if dtype == "float64" else 1e-4
         check_tensor(told, mine.double(), iterated(matrix, count), rel, hint=hint)
+        if LONG in matrix.shape:
+            square = 8 * LONG**2  # bytes of the larger A; the smaller one has 4 numbers
+            needs = f"{told} holds {held:,} bytes at a time: A is the larger square"
+            expect(held < square / 2, needs, f"less than {square // 2:,}", f"{held:,}", hint=HINTS["smaller"])
     models = drawn_models(draw)
     seen, other = student.call(owners_on_rank, world=2, cases=[[s, w] for s, w in models]).evidence
     for (shapes, world), owner in zip(models, seen, strict=True):
@@ -173,7 +194,7 @@ def test_todo9_sharded(student):
     rights = [stepped(seeds, 3) for _, seeds in trials]
     sizes = [[SHAPES, owner, rank, 3] for rank in range(3)] + [[[(64, 32), (8, 8)], [1, 0], 0, 8]]
     right = {("bytes_of_muon", (tuple(s), tuple(o), r, w)): sent_bytes(s, o, r, w) for s, o, r, w in sizes}
-    check_answers(student, right)
+    check_answers(student, right, hints={"bytes_of_muon": HINTS["bytes"]})
     seeds = student.seeds(3)
     with hinted(HINTS["sent"], "mismatch", "hang"):
         run = student.call(exchanged_on_rank, world=3, mine=seeds, shapes=SHAPES, owner=owner)
@@ -205,7 +226,7 @@ def test_todo9_sharded(student):
             ("reduce_to_owners", reduced, total - own),
             ("send_from_owners", spread, max(2 * own, total - own)),  # a broadcast counts where it arrives
         ):
-            moved = moved_by(events[rank], rank)
+            moved = min(moved_by(events[rank], rank), sent_by(events[rank], rank))  # messages count where they leave
             expect(
                 moved <= most + 0.5,
                 f"{told}: rank {rank} sends {moved:,.0f} bytes; each gradient or matrix to where it must go is enough",

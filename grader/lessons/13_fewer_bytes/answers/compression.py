@@ -259,4 +259,43 @@ RIGHT = [
         "its own approximation off the memory",
         swap=("state.memory[p] = wanted - g", "state.memory[p] = wanted - columns @ (columns.T @ wanted)"),
     ),
+    Answer(
+        6,
+        "the last message in a chain of futures",
+        """
+        world = dist.get_world_size()
+        pairs = list(zip(bucket.parameters(), bucket.gradients()))
+        rest = [g for p, g in pairs if not state.compresses(p)]
+        matrices = [(p, g, g.add(state.memory[p])) for p, g in pairs if state.compresses(p)]
+        if not matrices:
+            def divide(done):
+                return done.value()[0].div_(world)
+            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(divide)
+        flat = torch.cat([t.reshape(-1) for t in [*(w @ state.q[p] for p, _, w in matrices), *rest]])
+        dist.all_reduce(flat)
+        flat.div_(world)
+        at, columns = 0, []
+        for p, g, wanted in matrices:
+            size = wanted.shape[0] * state.r
+            columns.append(orthonormal(flat[at : at + size].view(-1, state.r)))
+            at += size
+        for g in rest:
+            g.copy_(flat[at : at + g.numel()].view_as(g))
+            at += g.numel()
+        second = torch.cat([(wanted.T @ c).reshape(-1) for (_, _, wanted), c in zip(matrices, columns)])
+
+        def finish(done):
+            numbers, at = done.value()[0] / world, 0
+            for (p, g, wanted), c in zip(matrices, columns):
+                size = wanted.shape[1] * state.r
+                q = numbers[at : at + size].view(-1, state.r)
+                at += size
+                torch.matmul(c, q.T, out=g)
+                state.memory[p] = wanted - g
+                state.q[p] = q.clone()
+            return bucket.buffer()
+
+        return dist.all_reduce(second, async_op=True).get_future().then(finish)
+        """,
+    ),
 ]

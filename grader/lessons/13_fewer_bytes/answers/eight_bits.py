@@ -130,7 +130,7 @@ WRONG = [
             "whole = unpack(torch.cat(parts), world * size)\n"
             "whole[dist.get_rank() * size :][:size] = mean\nreturn whole[: len(numbers)]",
         ),
-        says="is not what it should be",
+        says="get different numbers",
     ),
     Answer(
         3,

@@ -205,4 +205,39 @@ RIGHT = [
             "return 4 * sum(m * n for m, n in shapes) + 4 * (world - 2) * own",
         ],
     ),
+    Answer(
+        9,
+        "from rank to rank",
+        [
+            """
+            rank, world = dist.get_rank(), dist.get_world_size()
+            calls, others = [], {}
+            for number, (g, its) in enumerate(zip(gradients, owner, strict=True)):
+                if its != rank:
+                    calls.append(dist.P2POp(dist.isend, g.contiguous(), its))
+                    continue
+                others[number] = {r: torch.empty_like(g) for r in range(world) if r != rank}
+                calls += [dist.P2POp(dist.irecv, theirs, r) for r, theirs in others[number].items()]
+            for work in dist.batch_isend_irecv(calls) if calls else []:
+                work.wait()
+            return {n: (gradients[n] + sum(theirs.values())) / world for n, theirs in others.items()}
+            """,
+            """
+            rank, calls, arrived = dist.get_rank(), [], {}
+            for number, (matrix, its) in enumerate(zip(matrices, owner, strict=True)):
+                if its == rank:
+                    receivers = [r for r in range(dist.get_world_size()) if r != rank]
+                    calls += [dist.P2POp(dist.isend, matrix.contiguous(), r) for r in receivers]
+                else:
+                    arrived[number] = torch.empty(matrix.shape)
+                    calls.append(dist.P2POp(dist.irecv, arrived[number], its))
+            for work in dist.batch_isend_irecv(calls) if calls else []:
+                work.wait()
+            for number, values in arrived.items():
+                matrices[number].copy_(values)
+            """,
+            None,
+            None,
+        ],
+    ),
 ]
