@@ -441,7 +441,9 @@ def make_optimizer_6(model: nn.Module, args: Namespace) -> Optimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients_6(model: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks. All gradients have one dtype; a frozen parameter has none."""
+    """Replaces each gradient by its mean over all ranks. All gradients have one dtype, and need not be contiguous; a
+    frozen parameter has none.
+    """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     # TODO 6: Send the same bytes in a single message.
     ### BEGIN SOLUTION
@@ -489,7 +491,7 @@ check("12_why_it_is_slow/6")
 def accumulate_7(model: DistributedDataParallel, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Adds the gradient of the mean loss over parts of equal size to the model's. Returns this rank's mean loss."""
     total = torch.zeros(())
-    # TODO 7: Average over the ranks once. Each part is still computed on its own.
+    # TODO 7: Average over the ranks once. Still only one part, with its activations, fits at a time.
     ### BEGIN SOLUTION
     for number, (x, y) in enumerate(parts):
         with model.no_sync() if number < len(parts) - 1 else nullcontext():
