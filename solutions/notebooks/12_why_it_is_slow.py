@@ -36,6 +36,7 @@ from grader import check
 # %%
 import random
 import threading
+import time
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
@@ -520,6 +521,7 @@ def train_epoch_7(
 ) -> tuple[float, int]:
     """The script's loop, with each batch in micro-batches of two samples."""
     model.train()
+    began = time.perf_counter()
     for x, y in loader:
         optimizer.zero_grad()
         loss = accumulate_7(model, list(zip(x.split(2), y.split(2), strict=True)))
@@ -527,6 +529,8 @@ def train_epoch_7(
         step += 1
         if step == args.max_steps:
             break
+    tokens_per_s = step * args.batch_size * args.seq_len / (time.perf_counter() - began)
+    metrics.log("step", step, epoch=epoch + 1, loss=loss.item(), tokens_per_s=tokens_per_s)
     return loss.item(), step
 
 
@@ -642,6 +646,7 @@ def train_epoch_9(
     """The script's loop, for documents of several sequences. Each word of the step weighs the same, on any rank."""
     model.train()
     rank, world, next_one = dist.get_rank(), dist.get_world_size(), 0
+    began = time.perf_counter()
     while step < args.max_steps:
         lengths = random.Random(step).sample([1, 1, 2, 2, 4, 4, 8, 8], 8)
         starts = [next_one + sum(lengths[:number]) for number in range(8)]
@@ -654,6 +659,8 @@ def train_epoch_9(
         optimizer.step()
         print(f"step {step}: {len(x)} sequences, {flops.get_total_flops() / 1e6:.1f} MFLOP", flush=True)
         step, next_one = step + 1, next_one + sum(lengths)
+    tokens_per_s = next_one * args.seq_len / (time.perf_counter() - began)
+    metrics.log("step", step, epoch=epoch + 1, loss=loss.item(), tokens_per_s=tokens_per_s)
     return loss.item(), step
 
 
