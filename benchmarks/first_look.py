@@ -34,7 +34,7 @@ from utils.report import runs
 from utils.report.first_look import first_look
 
 LESSON = "12_why_it_is_slow"
-LIMIT = 300  # seconds of a run
+LIMIT = 900  # seconds of a run
 BUSY = 8  # processes of an artificial load
 STEPS = "--record --max-steps 16"
 TINY = "--dim 32 --heads 2 --layers 1 --batch-size 12 --seq-len 16"
@@ -81,7 +81,7 @@ class Told(NamedTuple):
 def busy(count: int) -> Iterator[None]:
     """So many processes that compute all the time; they end with this one."""
     spin = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
