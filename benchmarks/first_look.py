@@ -6,8 +6,8 @@
 
 Each story runs as given and with its fix, as its cell in the notebook launches it, for 16 recorded steps or more. The
 healthy runs are the course's scripts, on one to four ranks; the last five beside eight busy processes. Whatever is said
-about a healthy run or a fixed story is a false alarm: the exit code is 1 if there is one. "work" is that of the busiest
-rank, in those of the next one.
+about a healthy run or a fixed story is a false alarm: the exit code is 1 if there is one. "work" is how many
+times as long the busiest rank works as the next one.
 """
 
 import argparse
@@ -74,7 +74,7 @@ class Told(NamedTuple):
     load: float
     look: str
     largest: str  # part of a step, on the rank that has most of it
-    longer: float  # the work of the busiest rank, in those of the next one; 0 with one rank
+    longer: float  # how many times as long the busiest rank works as the next one; 0 with one rank
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def batches_of(code, path, orders, seq_len):
     try:
         batch = code.batches_2(path, seq_len)
         batches = [as_evidence(batch(numbers)) for numbers in orders[:-1]]
-        tracemalloc.start()  # whoever decodes makes an object of each word, or a list of them
+        tracemalloc.start()  # to decode makes an object of each word, or a list of them
         try:
             last = batch(orders[-1])
             _, peak = tracemalloc.get_traced_memory()
