@@ -168,11 +168,10 @@ def main() -> None:
     row = "{:46} {:28} {:>4} {:>18} {:>6}  {}".format
     print(row("run", "how", "load", "largest part", "work", "first look"))
     alarms = 0
-    for run in tried(
-        args.numbers or [*range(1, most + 1)], args.flags
-    ):  # a line as soon as it is known: all of them take minutes
+    for run in tried(args.numbers or [*range(1, most + 1)], args.flags):
         alarms += bool(run.look) and run.how != "slow"
         longer = f"{run.longer:.1f}" if run.longer else ""
+        # At once: all of them take minutes.
         print(row(run.name, run.how, f"{run.load:.0f}", run.largest, longer, run.look), flush=True)
     print(f"torch {torch.__version__}; {alarms} false alarm{'s' * (alarms != 1)}")
     sys.exit(bool(alarms))
