@@ -36,6 +36,7 @@ from grader import check
 # %%
 import random
 import threading
+import time
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
@@ -441,7 +442,9 @@ def make_optimizer_6(model: nn.Module, args: Namespace) -> Optimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients_6(model: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks. All gradients have one dtype; a frozen parameter has none."""
+    """Replaces each gradient by its mean over all ranks. All gradients have one dtype, and need not be contiguous; a
+    frozen parameter has none.
+    """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     # TODO 6: Send the same bytes in a single message.
     ### BEGIN SOLUTION
@@ -489,7 +492,7 @@ check("12_why_it_is_slow/6")
 def accumulate_7(model: DistributedDataParallel, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Adds the gradient of the mean loss over parts of equal size to the model's. Returns this rank's mean loss."""
     total = torch.zeros(())
-    # TODO 7: Average over the ranks once. Each part is still computed on its own.
+    # TODO 7: Average over the ranks once. Still only one part, with its activations, fits at a time.
     ### BEGIN SOLUTION
     for number, (x, y) in enumerate(parts):
         with model.no_sync() if number < len(parts) - 1 else nullcontext():
@@ -518,6 +521,7 @@ def train_epoch_7(
 ) -> tuple[float, int]:
     """The script's loop, with each batch in micro-batches of two samples."""
     model.train()
+    began = time.perf_counter()
     for x, y in loader:
         optimizer.zero_grad()
         loss = accumulate_7(model, list(zip(x.split(2), y.split(2), strict=True)))
@@ -525,6 +529,8 @@ def train_epoch_7(
         step += 1
         if step == args.max_steps:
             break
+    tokens_per_s = step * args.batch_size * args.seq_len / (time.perf_counter() - began)
+    metrics.log("step", step, epoch=epoch + 1, loss=loss.item(), tokens_per_s=tokens_per_s)
     return loss.item(), step
 
 
@@ -640,6 +646,7 @@ def train_epoch_9(
     """The script's loop, for documents of several sequences. Each word of the step weighs the same, on any rank."""
     model.train()
     rank, world, next_one = dist.get_rank(), dist.get_world_size(), 0
+    began = time.perf_counter()
     while step < args.max_steps:
         lengths = random.Random(step).sample([1, 1, 2, 2, 4, 4, 8, 8], 8)
         starts = [next_one + sum(lengths[:number]) for number in range(8)]
@@ -652,6 +659,8 @@ def train_epoch_9(
         optimizer.step()
         print(f"step {step}: {len(x)} sequences, {flops.get_total_flops() / 1e6:.1f} MFLOP", flush=True)
         step, next_one = step + 1, next_one + sum(lengths)
+    tokens_per_s = next_one * args.seq_len / (time.perf_counter() - began)
+    metrics.log("step", step, epoch=epoch + 1, loss=loss.item(), tokens_per_s=tokens_per_s)
     return loss.item(), step
 
 

@@ -4,6 +4,7 @@ nothing; nothing here reads a clock.
 
 import sys
 import threading
+import tracemalloc
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from grader.kit import TINY, as_evidence, mark, plain_name, tiny_model
+from grader.kit import TINY, as_evidence, mark, plain_name, strided, tiny_model
 from utils.private import TorchDispatchMode
 
 # ---------------------------------------------------------------------------------------------------
@@ -99,7 +100,9 @@ def notes_on_rank(code, rank, world, losses, log_every):
 
 
 def batches_on_rank(code, rank, world, name, texts, orders, seq_len):
-    """For each of the texts, in files of the same name: the batches, and how often it was opened and decoded."""
+    """For each of the texts, in files of the same name: the batches, how often it was opened and decoded, and how many
+    bytes of Python's objects the last batch needs.
+    """
     seen = []
     for folder, words in enumerate(texts):
         path = Path(str(folder), name).absolute()
@@ -124,10 +127,17 @@ def batches_of(code, path, orders, seq_len):
     code.decode_2 = counted
     try:
         batch = code.batches_2(path, seq_len)
-        batches = [as_evidence(batch(numbers)) for numbers in orders]
+        batches = [as_evidence(batch(numbers)) for numbers in orders[:-1]]
+        tracemalloc.start()  # to decode makes an object of each word, or a list of them
+        try:
+            last = batch(orders[-1])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        batches.append(as_evidence(last))
     finally:
         watching, code.decode_2 = False, decode
-    return {"batches": batches, **count}
+    return {"batches": batches, "peak": peak, **count}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -220,8 +230,8 @@ def gradients(seed, shapes):
 
 def average_on_rank(code, rank, world, seeds, shapes, frozen):
     model = nn.ParameterList([torch.zeros(shape) for shape in shapes])
-    for parameter, gradient in zip(model, gradients(seeds, shapes), strict=True):
-        parameter.grad = gradient
+    for number, (parameter, gradient) in enumerate(zip(model, gradients(seeds, shapes), strict=True)):
+        parameter.grad = gradient if number % 2 else strided(gradient)
     model[frozen].requires_grad_(False).grad = None
     mark()
     code.average_gradients_6(model)
@@ -240,17 +250,28 @@ def drawn_parts(seed, parts, rows):
 
 
 def accumulate_on_rank(code, rank, world, seed, seeds, parts, rows):
-    """In each of two steps: the loss, the gradients, and the rows of the largest forward pass. The second one adds to
-    the gradients of the first.
+    """In each of two steps: the loss, the gradients, the rows of the largest forward pass, and how many tensors
+    autograd keeps at most when one begins. The second step adds to the gradients of the first.
     """
-    model, widest = DistributedDataParallel(tiny_model(seed)), [0]
-    model.module.register_forward_pre_hook(lambda module, args: widest.append(len(args[0])))
+    model, widest, kept, alive = DistributedDataParallel(tiny_model(seed)), [0], [], [0]
+
+    def keep(tensor):
+        kept.append(weakref.ref(held := Kept(tensor)))
+        return held
+
+    def before_forward(module, args):
+        widest.append(len(args[0]))
+        alive.append(sum(ref() is not None for ref in kept))
+
+    model.module.register_forward_pre_hook(before_forward)
     seen = []
     for step in range(2):
         mark()
-        loss = code.accumulate_7(model, drawn_parts(seeds + step, parts, rows))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda held: held.tensor):
+            loss = code.accumulate_7(model, drawn_parts(seeds + step, parts, rows))
         found = {name: parameter.grad for name, parameter in model.module.named_parameters()}
-        seen.append({"loss": as_evidence(loss), "gradients": as_evidence(found), "rows": max(widest)})
+        most = {"rows": max(widest), "alive": max(alive)}
+        seen.append({"loss": as_evidence(loss), "gradients": as_evidence(found), **most})
     return seen
 
 
@@ -307,7 +328,7 @@ class Gate:
         self.join, self.result = threading.Thread.join, Future.result
         self.start, self.submit = threading.Thread.start, ThreadPoolExecutor.submit
         self.wait, self.begin, self.starting = threading.Condition.wait, threading.Event(), False
-        self.released, self.written, self.started = threading.Event(), threading.Event(), threading.Event()
+        self.released, self.written, self.started = threading.Event(), threading.Semaphore(0), []
         self.seen = []
 
     def __enter__(self):
@@ -315,9 +336,7 @@ class Gate:
         threading.Thread.join = lambda thread, *args, **kwargs: self.waits(self.join, thread, *args, **kwargs)
         Future.result = lambda future, *args, **kwargs: self.waits(self.result, future, *args, **kwargs)
         threading.Thread.start = lambda thread: self.starts(thread)
-        ThreadPoolExecutor.submit = lambda pool, work, *args, **kwargs: self.submit(
-            pool, self.held(work), *args, **kwargs
-        )
+        ThreadPoolExecutor.submit = lambda pool, *work, **kwargs: self.submits(pool, *work, **kwargs)
         threading.Condition.wait = lambda condition, timeout=None: self.pauses(condition, timeout)
         return self
 
@@ -329,6 +348,7 @@ class Gate:
         self.begin.set()
 
     def starts(self, thread):
+        self.started.append(thread)
         thread.run = self.held(thread.run)
         self.starting = True
         try:
@@ -336,9 +356,13 @@ class Gate:
         finally:
             self.starting = False
 
+    def submits(self, pool, work, *args, **kwargs):
+        future = self.submit(pool, self.held(work), *args, **kwargs)
+        self.started.append(future)
+        return future
+
     def held(self, work):
         """The same work, which begins when it may: what it reads, it reads late."""
-        self.started.set()
 
         def late(*args, **kwargs):
             self.begin.wait(PATIENCE)
@@ -351,6 +375,13 @@ class Gate:
         if threading.current_thread() is threading.main_thread() and not self.starting:
             self.begin.set()
         return self.wait(condition, timeout)
+
+    def let_through(self, files):
+        """Let everything be written now, and wait for so many files."""
+        self.begin.set()
+        self.released.set()
+        for _ in range(files if self.started else 0):
+            self.written.acquire(timeout=PATIENCE)
 
     def saves(self, *args, **kwargs):
         if threading.current_thread() is threading.main_thread():
@@ -366,31 +397,44 @@ class Gate:
         try:
             self.write(*args, **kwargs)
         finally:
-            self.written.set()
+            self.written.release()
 
-    def waits(self, plain, *args, **kwargs):
-        if threading.current_thread() is threading.main_thread() and not self.released.is_set():
+    def waits(self, plain, work, *args, **kwargs):
+        """What an earlier call has started is done by now, or nearly: the main thread may wait for that."""
+        mine = any(work is started for started in self.started)
+        if mine and threading.current_thread() is threading.main_thread() and not self.released.is_set():
             self.seen.append("waited for")
             self.released.set()
             self.begin.set()
-        return plain(*args, **kwargs)
+        return plain(work, *args, **kwargs)
 
 
 def save_on_rank(code, rank, world, values):
-    """For the plain model and the wrapped one: how its file was written, and what it has."""
-    left = []
+    """For the plain model and the wrapped one: how its file was written, and what it has; then the weights of two files
+    whose writing overlaps.
+    """
+    left, folder = [], Path("saved").absolute()
+    folder.mkdir(exist_ok=True)
     for epoch, value in enumerate(values):
-        model, path = nn.Linear(2, 1, bias=False), Path("saved", f"{epoch}.pt").absolute()
-        path.parent.mkdir(exist_ok=True)
+        model, path = nn.Linear(2, 1, bias=False), folder / f"{epoch}.pt"
         nn.init.constant_(model.weight, value)
         with Gate(code) as gate:
             code.save_checkpoint_10(Wrapped(model) if epoch else model, {"dim": 3}, path, epoch)
             with torch.no_grad():
                 model.weight.add_(1.0)  # training continues
-            gate.begin.set()
-            gate.released.set()
-            if gate.started.is_set():
-                gate.written.wait(PATIENCE)
+            gate.let_through(1)
         found = torch.load(path, weights_only=True) if path.is_file() else None
         left.append({"how": sorted(set(gate.seen)), "file": as_evidence(found)})
-    return left
+    return {"each": left, "overlapping": as_evidence(overlapping(code, folder, values))}
+
+
+def overlapping(code, folder, values):
+    """The second call comes before the first file is written, unless the call itself waits for that."""
+    model, paths = nn.Linear(2, 1, bias=False), [folder / f"overlapping {number}.pt" for number in range(len(values))]
+    with Gate(code) as gate:
+        for epoch, (value, path) in enumerate(zip(values, paths, strict=True)):
+            nn.init.constant_(model.weight, value)
+            code.save_checkpoint_10(model, {"dim": 3}, path, epoch)
+        nn.init.zeros_(model.weight)
+        gate.let_through(len(values))
+    return [torch.load(path, weights_only=True) if path.is_file() else None for path in paths]

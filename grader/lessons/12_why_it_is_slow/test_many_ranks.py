@@ -47,7 +47,7 @@ HINTS = {
     "pieces": "Which numbers of the message belong to which gradient? In the same order and shape as they went in.",
     "frozen": "A parameter without a gradient takes no part in the message, and gets none.",
     "bytes": "The message has the gradients in their own dtype, and nothing else, once around.",
-    "rows": "Parts are small because a larger forward pass does not fit. One part in each.",
+    "rows": "Parts are small because no more fits: one part at a time, and its backward pass before the next one.",
     "divided": "Each part's mean loss is one of as many. What makes the sum of their gradients a mean?",
     "adds": "A gradient that is there before the call must be in the sum afterwards.",
     "once": "All parts' gradients must be in the average, of all ranks. Which backward pass is the last one?",
@@ -117,6 +117,15 @@ def test_todo07_accumulate(student):
                 f"{told}: a forward pass has {count_of(got['rows'], 'sample')}, and would not fit",
                 f"at most {rows}, one micro-batch",
                 got["rows"],
+                rank,
+                HINTS["rows"],
+            )
+            expect(
+                not got["alive"],
+                f"{told}: when a forward pass begins, the activations of an earlier micro-batch are still kept, and"
+                " both would not fit",
+                "none: its backward pass is done",
+                count_of(got["alive"], "tensor"),
                 rank,
                 HINTS["rows"],
             )
@@ -257,8 +266,12 @@ STANDS = {
 
 @todo(10, in_place=("model", "content"))
 def test_todo10_save_checkpoint(student):
-    values = [student.draw("weights").uniform(1, 9) for _ in range(2)]
-    first, *others = student.call(save_on_rank, world=2, values=values).evidence
+    draw = student.draw("weights")
+    values = [draw.uniform(1, 9) for _ in range(2)]
+    (first, *others), overlapping = zip(
+        *((mine["each"], mine["overlapping"]) for mine in student.call(save_on_rank, world=2, values=values).evidence),
+        strict=True,
+    )
     for rank, mine in enumerate(others, 1):
         wrote = any(left["file"] is not None or left["how"] for left in mine)
         told, hint = f"rank {rank} writes a checkpoint", "The ranks' weights are the same. Whose file is it?"
@@ -287,6 +300,16 @@ def test_todo10_save_checkpoint(student):
             than="what it was at the moment of the call",
             hint="state_dict() returns the model's own tensors. What has training made of them by the time they are"
             " written?",
+        )
+    for value, saved in zip(values, overlapping[0], strict=True):
+        right = saved is not None and bool((saved["model"]["weight"] == value).all())
+        expect(
+            right,
+            "a checkpoint is saved while an earlier one is still being written, and a file has the wrong weights",
+            value,
+            saved and saved["model"]["weight"],
+            0,
+            "Two threads may write at a time. Which copy does each of them write, and when may it be overwritten?",
         )
     check_story(
         student,

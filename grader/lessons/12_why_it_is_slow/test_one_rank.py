@@ -78,11 +78,15 @@ def test_todo01_note_loss(student):
 # 2: reading and decoding
 
 
+LONG = 1000  # words; with fewer, all else for a batch needs as much memory
+
+
 @todo(2)
 def test_todo02_batches(student):
     draw = student.draw("text")
     seq_len, windows = draw.randrange(3, 6), draw.randrange(9, 14)
-    texts = [[draw.randrange(31) for _ in range(windows * seq_len + 1)] for _ in range(2)]
+    # The second is so long that objects for its words need more memory than all else for a batch.
+    texts = [[draw.randrange(31) for _ in range(count * seq_len + 1)] for count in (windows, 5000)]
     orders = [draw.sample(range(windows), 4) for _ in range(4)]
     name = f"text-{draw.randrange(10**9)}.txt"
     call = dict(name=name, texts=texts, orders=orders, seq_len=seq_len)
@@ -110,6 +114,16 @@ def check_batches(told, text, orders, seq_len, seen):
             count_of(seen[what], "time"),
             hint=HINTS["second text"] if told and not seen[what] else "",
         )
+    # A list of all words has 8 bytes for each.
+    most = 4 * len(text)
+    expect(
+        len(text) < LONG or seen["peak"] < most,
+        f"the text of {len(text)} words is read once, and decoded again for each batch: the last one makes as many"
+        " Python objects as there are words",
+        f"less than {most} bytes of them",
+        seen["peak"],
+        hint="What is kept from batch to batch: words, or their numbers?",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -19,10 +19,7 @@ WRONG = [
         says="other parameters are trained",
     ),
     Answer(
-        7,
-        "gradients begin at zero",
-        swap=("for number,", "model.zero_grad()\nfor number,"),
-        says="the gradient of step 1 is gone",
+        7, "gradients begin at zero", swap=("for number,", "model.zero_grad()\nfor number,"), says="step 1's is gone"
     ),
     Answer(
         8,
@@ -46,5 +43,66 @@ WRONG = [
         "a sum of three ranks",
         swap=("bucket /= dist.get_world_size()\n", ""),
         says="the sum over the ranks, not the mean",
+    ),
+    Answer(
+        2,
+        "read once, decoded for each batch",
+        "words = path.read_text().split()\nreturn lambda numbers: cut_2(torch.tensor([int(word[1:]) for word in words]), numbers, seq_len)",
+        says="decoded again for each batch",
+    ),
+    Answer(
+        2,
+        "read once, decoded for each batch by map",
+        "text = path.read_text()\nreturn lambda numbers: cut_2(torch.tensor(list(map(int, text.replace('w', '').split()))), numbers, seq_len)",
+        says="decoded again for each batch",
+    ),
+    Answer(
+        6,
+        "into a flattened gradient, which may be a copy",
+        swap=("gradient.copy_(mean.view_as(gradient))", "gradient.reshape(-1).copy_(mean)"),
+        says="this rank's own, as it was",
+    ),
+    Answer(
+        7,
+        "one backward pass for all parts",
+        "loss = sum(model(x, y) for x, y in parts) / len(parts)\nloss.backward()\ntotal += loss.detach()",
+        says="activations of an earlier micro-batch",
+    ),
+    Answer(
+        10,
+        "one buffer for all saves",
+        """
+        buffer = save_checkpoint_10.__dict__.setdefault("buffer", {})
+        for name, weight in weights.items():
+            buffer.setdefault(name, torch.empty_like(weight)).copy_(weight)
+        threading.Thread(
+            target=write_10, args=({"model": buffer, "config": config, "epoch": epoch}, path)
+        ).start()
+        """,
+        says="while an earlier one is still being written",
+    ),
+]
+
+RIGHT = [
+    Answer(
+        2,
+        "numbers in a list, a tensor of them for each batch",
+        "words = [int(word[1:]) for word in path.read_text().split()]\nreturn lambda numbers: cut_2(torch.tensor(words), numbers, seq_len)",
+    ),
+    Answer(
+        10,
+        "one buffer, after the earlier save",
+        """
+        earlier = save_checkpoint_10.__dict__.get("thread")
+        if earlier is not None:
+            earlier.join()
+        buffer = save_checkpoint_10.__dict__.setdefault("buffer", {})
+        for name, weight in weights.items():
+            buffer.setdefault(name, torch.empty_like(weight)).copy_(weight)
+        save_checkpoint_10.thread = threading.Thread(
+            target=write_10, args=({"model": buffer, "config": config, "epoch": epoch}, path)
+        )
+        save_checkpoint_10.thread.start()
+        """,
     ),
 ]

@@ -278,9 +278,10 @@ RIGHT = [
         "in one call for several tensors",
         [
             """
-        dist.all_reduce_coalesced(gradients)
-        for gradient in gradients:
-            gradient /= dist.get_world_size()
+        packed = [gradient.contiguous() for gradient in gradients]
+        dist.all_reduce_coalesced(packed)
+        for gradient, total in zip(gradients, packed):
+            gradient.copy_(total / dist.get_world_size())
         """,
             None,
         ],
