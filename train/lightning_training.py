@@ -57,6 +57,7 @@ from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional_packages import lacks
+from utils.start_from import start_from
 from utils.training import Sets, make_sets, perplexity
 
 if problem := lacks("lightning"):
@@ -283,6 +284,8 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
+    if args.init:
+        start_from(args, model, model.config)
     module = LitModel(model, args)
     data = Data(sets, args)
 
