@@ -103,7 +103,7 @@ def export(run: Path, out: Path, checkpoint: str, shard_size: int) -> tuple[list
 
 
 def found(run: Path) -> str:
-    """The checkpoint to export if none is named: the end of the run; else its last sharded checkpoint, else its best."""
+    """The checkpoint to export if none is named: the run's end; else its last sharded checkpoint, else its best."""
     steps = [path.name for path in run.glob("step-*") if path.name[5:].isdecimal() and not incomplete(path)]
     last = max(steps, key=lambda name: int(name[5:]), default="")
     names = [name for name in ("model-final.pt", last, "model-best.pt") if name and (run / name).exists()]
@@ -180,14 +180,16 @@ def open_sharded(run: Path, folder: Path) -> Source:
 
 
 def config_of(folder: Path, shapes: dict[str, tuple[int, ...]], flags: argparse.Namespace) -> dict[str, Any]:
-    """The sizes of the model of a sharded checkpoint: from its weights, and from the run's flags what they cannot say."""
+    """The sizes of the model in a sharded checkpoint: from its weights and, what they cannot say, the run's flags."""
     try:
         vocab_size, dim = shapes["token_embedding.weight"]
         keys, _ = shapes["blocks.0.attention.k.weight"]
     except (KeyError, ValueError):
         raise ValueError(f"{folder}: it has no model of the course's scripts") from None
     if not flags.heads or dim % flags.heads:
-        raise ValueError(f"{folder}: the run's {run_folder.NAME} is missing, or of another run: it says how many --heads")
+        raise ValueError(
+            f"{folder}: the run's {run_folder.NAME} is missing, or of another run: it says how many --heads"
+        )
     layers = {int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")}
     config = {"vocab_size": vocab_size, "dim": dim, "n_heads": flags.heads, "n_layers": len(layers)}
     positions = shapes.get("position_embedding.weight")

@@ -107,7 +107,9 @@ def write(run: Path, source: "Source", data: str | None, has_words: bool) -> str
         script=script,
         sizes="\n".join(f"| {name} | {size} |" for name, size in source.config.items()),
         data=TEXTS.get(text, f"`{Path(text).name}`: see the terms of its authors."),
-        words=words if has_words else "The vocabulary is missing: the text could no longer be read when this was exported.",
+        words=words
+        if has_words
+        else "The vocabulary is missing: the text could no longer be read when this was exported.",
         command=shlex.join([script, *without_out(command[1:])]),
         losses=losses(read_lines(run / "metrics.jsonl"), source),
         program=program,

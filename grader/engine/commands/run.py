@@ -1,4 +1,4 @@
-"""The commands that run a script, test the nodes before that, show a run or its model: run, preflight, report, export."""
+"""Commands that run a script, test nodes before that, show a run or write its model: run, preflight, report, export."""
 
 import json
 import os
@@ -145,7 +145,9 @@ def export(
     ] = "",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="where to; an export of this run there is replaced", show_default="RUN/export"),
+        typer.Option(
+            metavar="FOLDER", help="where to; an export of this run there is replaced", show_default="RUN/export"
+        ),
     ] = None,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="largest file of weights, such as 300MB")] = "5GB",
 ) -> None:
