@@ -21,7 +21,7 @@ from utils.model import TransformerLM
 from utils.start_from import start_from, why_not
 
 PAGE = lessons.COURSE / "docs" / "huggingface.md"
-SMALL = "--seq-len 8 --dim 16 --heads 4 --layers 2 --batch-size 12 --lr 1e-1 --log-every 1 --seed 5".split()
+SMALL = "--seq-len 8 --dim 16 --heads 4 --layers 2 --batch-size 12 --lr 3e-2 --log-every 1 --seed 5".split()
 LLAMA = ["--block", "llama", "--kv-heads", "2"]
 # Lesson, ranks, flags, checkpoints; the first of them is started from, with further flags.
 SCRIPTS = [
@@ -75,7 +75,7 @@ def test_every_script_is_exported_and_starts_again(runner, lesson, world, flags,
 
     # Trained for six steps, and evaluated; then started from there, and evaluated with --lr 0. Sums are rounded in
     # another order where the axes differ. The same batch's losses show that training has changed the model.
-    assert abs(losses(first, "step")[0] - losses(second, "step")[0]) > 0.01
+    assert abs(losses(first, "step")[0] - losses(second, "step")[0]) > 0.1
     assert losses(second, "test") == pytest.approx(losses(first, "test"), rel=1e-5)
     validated = losses(first, "epoch", "validation_loss")[-1]
     assert losses(second, "epoch", "validation_loss")[0] == pytest.approx(validated, rel=1e-5)

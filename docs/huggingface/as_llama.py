@@ -7,6 +7,7 @@ A llama block of the course computes what theirs does; layers have other names, 
 first makes the gate, where theirs has two matrices.
 """
 
+import argparse
 import json
 import shutil
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor
 # The course's folder is the nearest one above this file that holds utils/.
 sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / "utils").is_dir())))
 
+from utils.distributed import fail
 from utils.llama import BASE, EPS
 from utils.llama_sizes import hidden_width
 
@@ -47,10 +49,17 @@ def renamed(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {f"{block}{NAMES[layer]}.weight": weight}
 
 
-def main(folder: Path, out: Path) -> None:
-    sizes = json.loads((folder / "config.json").read_text("utf-8"))
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="an export of a model with --block llama")
+    parser.add_argument("out", type=Path, help="the folder to make")
+    args = parser.parse_args(argv)
+    folder, out = args.folder, args.out
+    sizes = json.loads((folder / "config.json").read_text("utf-8")) if (folder / "config.json").is_file() else {}
     if "kv_heads" not in sizes or "n_experts" in sizes:
-        sys.exit(f"error: {folder} is no export of a plain model with --block llama")
+        fail(f"{folder} is no export of a model with --block llama and without experts")
+    if out.exists():
+        fail(f"{out} is there already")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -79,4 +88,4 @@ def main(folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main()

@@ -31,7 +31,7 @@ from utils.training import make_optimizer, make_sets
 if problem := lacks("transformers", "huggingface") or lacks("accelerate", "huggingface"):
     fail(problem)
 
-from transformers import Trainer, TrainerCallback, TrainingArguments  # below the line that says how to install it
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments  # below: how to install it
 
 
 class ForTrainer(nn.Module):
@@ -117,6 +117,7 @@ def main(argv: list[str] | None = None) -> None:
             optimizers=(make_optimizer(model, args), None),
             callbacks=[Log(metrics, args.batch_size * args.seq_len)],
         )
+        trainer.remove_callback(PrinterCallback)  # each node would print each line of the log
         say_what_runs(args, settings.device)
         trainer.train()
         epochs = math.ceil(trainer.state.epoch)
