@@ -309,8 +309,7 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = make_optimizer(model, args)
     model = parallelize(model, mesh, args)
     first_weights(model, mesh, args)
-    if args.init:
-        start_from(args, model, config)
+    start_from(args, model, config)  # if there is --init
 
     # Where the run is when an epoch is over: steps done, lowest validation loss; and what must match to resume.
     position = {"step": 0, "best": math.inf} | {name: getattr(args, name) for name in SAME}

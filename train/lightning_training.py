@@ -284,8 +284,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
-    if args.init:
-        start_from(args, model, model.config)
+    start_from(args, model, model.config)  # if there is --init
     module = LitModel(model, args)
     data = Data(sets, args)
 

@@ -195,8 +195,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
-    if args.init:
-        start_from(args, model, config)
+    start_from(args, model, config)  # if there is --init
     model = model.to(device)
     if args.compile:
         compiled(model)

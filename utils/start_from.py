@@ -23,7 +23,8 @@ FLAGS = {"n_heads": "heads", "n_layers": "layers", "max_len": "seq-len", "n_expe
 
 
 def start_from(args: argparse.Namespace, own: nn.Module, config: dict[str, Any]) -> None:
-    """Fill a model with the weights in args.init, in place. All ranks call it, before the first step.
+    """Fill a model with the weights in args.init, in place; without --init, do nothing. All ranks call it, before the
+    first step.
 
     Args:
         own: what this rank trains, under the names of the whole model: all of it or some layers, whole or sharded,
@@ -32,6 +33,8 @@ def start_from(args: argparse.Namespace, own: nn.Module, config: dict[str, Any])
 
     Exits with code 2, and one line, if the folder has no such model, or its words are not this run's.
     """
+    if not args.init:
+        return
     from torch.distributed.checkpoint import HuggingFaceStorageReader, load  # here: it takes a second
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 

@@ -106,8 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     plain = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
-    if args.init:
-        start_from(args, plain, plain.config)
+    start_from(args, plain, plain.config)  # if there is --init
     model, optimizer, train_loader, validation_loader = accelerator.prepare(
         plain,
         make_optimizer(plain, args),

@@ -86,8 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
-    if args.init:
-        start_from(args, model, model.config)
+    start_from(args, model, model.config)  # if there is --init
     settings = TrainingArguments(
         output_dir=args.out,
         use_cpu=not torch.cuda.is_available(),

@@ -499,8 +499,7 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(vocab_size, args)
     stages = make_stages(model, mesh, device, args)
     first_weights(stages, model, args)
-    if args.init:
-        start_from(args, joined([stage.submod for stage in stages]), model.config)
+    start_from(args, joined([stage.submod for stage in stages]), model.config)  # if there is --init
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod), args)
     optimizer = make_optimizer(nn.ModuleList(stage.submod for stage in stages), args)
 

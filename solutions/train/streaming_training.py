@@ -449,8 +449,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(shards.vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
-    if args.init:
-        start_from(args, model, config)
+    start_from(args, model, config)  # if there is --init
     model = DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = make_optimizer(model, args)
 
