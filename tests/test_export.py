@@ -265,7 +265,7 @@ def test_other_words_are_refused(run, tmp_path):
     """As many, and in another order: each row of the table would be another word's."""
     export(run, tmp_path / "out", "", 10**9)
     write_whole(run / "data" / "train.txt", " ".join(reversed(WORDS)) + "\n")
-    assert "its words are not those of this run's text" in why_not(tmp_path / "out", CONFIG, str(run / "data"))
+    assert "its words differ from the words of this run's text" in why_not(tmp_path / "out", CONFIG, str(run / "data"))
 
 
 def test_what_is_no_export_is_refused_in_one_line(run, tmp_path, capsys):
@@ -280,8 +280,8 @@ def test_what_is_no_export_is_refused_in_one_line(run, tmp_path, capsys):
         assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(f"error: --init {folder}: ")
         return said
 
-    assert "is no folder that ./workbook export has written" in told(tmp_path / "nowhere")
-    assert "is no folder that ./workbook export has written" in told(run)
+    assert "./workbook export has not written it" in told(tmp_path / "nowhere")
+    assert "./workbook export has not written it" in told(run)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     assert "or is not whole" in told()

@@ -218,7 +218,7 @@ def check_fits(path: Path, config: dict[str, Any], shapes: dict[str, tuple[int, 
 
 
 def of_mixture(plain: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a mixture of experts, each of which is an MLP of the plain model."""
+    """The names and shapes of a mixture of experts: each expert is an MLP of the plain model."""
     right = {}
     for key, shape in plain.items():
         experts = range(config["n_experts"]) if ".mlp." in key else [None]
@@ -231,7 +231,7 @@ def of_mixture(plain: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dic
 
 
 def flags_of(identity: dict[str, Any]) -> argparse.Namespace:
-    """What a run's command says of its model and data, by the flags' names in `utils/arguments.py`.
+    """What a run's command says about its model and data, by the flags' names in `utils/arguments.py`.
 
     Not by their parser: that one ends the process, and refuses a model that is too large for this machine.
     """

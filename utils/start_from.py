@@ -58,7 +58,7 @@ def why_not(folder: Path, config: dict[str, Any], data: str | None) -> str:
         sizes = {name: there[name] for name in config if name in there}
         shapes_in(folder)
     except (OSError, ValueError, TypeError, SafetensorError):
-        return "it is no folder that ./workbook export has written, or is not whole"
+        return "./workbook export has not written it, or it is not whole"
     for name, here in config.items():
         free = name in FREE or (name == "max_len" and config.get("kv_heads"))  # llama blocks have no table of places
         if sizes.get(name) != here and not free:
@@ -73,7 +73,7 @@ def why_not(folder: Path, config: dict[str, Any], data: str | None) -> str:
         return "its vocab.json cannot be read"
     try:
         if words != corpus_words(data):
-            return "its words are not those of this run's text, although they are as many: see --data"
+            return "its words differ from the words of this run's text, although there are as many: see --data"
     except DataError as problem:
         return str(problem)
     return ""
