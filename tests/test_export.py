@@ -284,7 +284,7 @@ def test_what_is_no_export_is_refused_in_one_line(run, tmp_path, capsys):
     assert "./workbook export has not written it" in told(run)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    assert "or is not whole" in told()
+    assert "or it is not whole" in told()
     file.unlink()
     assert "it has no token_embedding.weight of this model's shape" in told()
     save_file({"token_embedding.weight": torch.zeros(31, 8)}, file)

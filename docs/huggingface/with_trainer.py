@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
         bf16=args.dtype == "bfloat16",
         seed=args.seed,
         logging_steps=args.log_every,
-        logging_nan_inf_filter=False,  # by default a step without a finite loss is left out of the log
+        logging_nan_inf_filter=False,  # by default a loss that is not finite is replaced in the log
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
