@@ -23,6 +23,7 @@ LONG = {
     "test_nameless": "a machine without a name service",
     "test_new_lesson": "a lesson that is added",
     "test_optional": "a machine without the optional packages",
+    "test_huggingface": "50 steps by Trainer and by Accelerate",
     "test_hostile": "a class full of cheats",
     "test_grade": "a class, killed and gone on with",
     "test_class_handed_in": "a class as platforms hand it in",

@@ -53,6 +53,7 @@ from utils.distributed import cleanup, fail, launch_environment, print0, save0, 
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+from utils.start_from import start_from
 
 Sets = tuple[Windows, Windows, Windows]  # train, validation, test
 Samplers = tuple[Sampler | None, Sampler | None, Sampler | None]
@@ -253,6 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
+    start_from(args, model, config)  # if there is --init
     model = model.to(device)
     if args.compile:
         compiled(model)

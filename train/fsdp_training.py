@@ -72,6 +72,7 @@ from utils.distributed import check_averages, cleanup, fail, print0, save0, set_
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
+from utils.start_from import start_from
 from utils.training import Loaders, Samplers, Sets, check_muon, check_position, make_optimizer, make_sets, perplexity
 
 # What must match to resume: the order of the samples depends on it, or the optimizer keeps it.
@@ -309,6 +310,7 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = make_optimizer(model, args)
     model = parallelize(model, mesh, args)
     first_weights(model, mesh, args)
+    start_from(args, model, config)  # if there is --init
 
     # Where the run is when an epoch is over: steps done, lowest validation loss; and what must match to resume.
     position = {"step": 0, "best": math.inf} | {name: getattr(args, name) for name in SAME}

@@ -58,6 +58,7 @@ from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.optional_packages import lacks
+from utils.start_from import start_from
 from utils.training import Sets, make_sets, perplexity
 
 if problem := lacks("lightning"):
@@ -286,6 +287,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
+    start_from(args, model, model.config)  # if there is --init
     module = LitModel(model, args)
     data = Data(sets, args)
 

@@ -83,6 +83,7 @@ sys.path.insert(0, str(next(p for p in Path(__file__).resolve().parents if (p / 
 
 from utils.after_ddp_training import global_mean, setup
 from utils.arguments import training_parser
+from utils.checkpoints import joined
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.devices import accelerator
@@ -93,6 +94,7 @@ from utils.loss import head_loss
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.pipeline_flags import add_pipeline_flags, by_number, check_pipeline, check_schedules, stages_a_rank
+from utils.start_from import start_from
 from utils.training import Loaders, Samplers, Sets, make_optimizer, make_sets, perplexity
 
 
@@ -404,6 +406,7 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(vocab_size, args)
     stages = make_stages(model, mesh, device, args)
     first_weights(stages, model, args)
+    start_from(args, joined([stage.submod for stage in stages]), model.config)  # if there is --init
     schedule = make_schedule(stages, partial(loss_of, stages[-1].submod), args)
     optimizer = make_optimizer(nn.ModuleList(stage.submod for stage in stages), args)
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from utils.data import IGNORE
 from utils.model import TransformerLM
+from utils.start_from import start_from
 
 TAUGHT_IN = "fsdp_training"  # no rank of that lesson can import this
 
@@ -58,8 +59,12 @@ def send_first_weights(
     make: Callable[..., nn.Module] = TransformerLM,
 ) -> None:
     """Rank 0 alone makes the serial run's model, on the CPU, and broadcasts it tensor by tensor. Each rank keeps its
-    part of the tensors that its model has; with `strict` false, its model need not have all.
+    part of the tensors that its model has; with `strict` false, its model need not have all. With --init, each rank
+    reads its part from a file.
     """
+    if args.init:
+        start_from(args, own, config)
+        return
     torch.manual_seed(args.seed)
     full = make(**config).state_dict() if dist.get_rank() == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)

@@ -49,6 +49,8 @@ class Parser(argparse.ArgumentParser):
         for name, value in SIZES[args.size].items():
             if getattr(args, name) is None:
                 setattr(args, name, value)
+        if args.init and getattr(args, "resume", None):
+            self.error("--init starts a new run, and --resume continues one: give one of them")
         self.check_size(args)
         self.set_kv_heads(args)
         return args, unknown
@@ -97,6 +99,12 @@ def training_parser(name: str, optimizers: tuple[str, ...] = ("adamw", "sgd")) -
         help="wikitext-2, builtin, random or a folder; without it wikitext-2 if cached, else builtin",
     )
     add("--out", type=given, default=f"runs/{name}", help="folder for checkpoints and metrics")
+    add(
+        "--init",
+        type=given,
+        metavar="FOLDER",
+        help="start from the weights in a folder that ./workbook export has written",
+    )
     add("--epochs", type=whole(1), default=3, help="passes over the training set")
     add("--max-steps", type=whole(0), default=0, help="stop after this many steps; 0: no limit")
     add("--size", choices=SIZES, default="laptop", help="model and batch: sets the five flags below that list sizes")

@@ -43,6 +43,24 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
         FileNotFoundError: there is no such file.
         ValueError: the file is something else, or contains the weights of a wrapped model.
     """
+    saved = load_whole(path, device)
+    if "n_experts" in saved["config"]:
+        raise ValueError(f"{path} is a mixture of experts, which make_model in train/expert_training.py builds")
+    try:
+        model = TransformerLM(**saved["config"]).to(device)
+        model.load_state_dict(saved["model"])
+    except (TypeError, RuntimeError) as problem:
+        raise ValueError(f"the weights in {path} do not fit its config") from problem
+    return model
+
+
+def load_whole(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """What a script has saved in one file: "model", a plain model's weights by name; "config", its sizes; "epoch".
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is something else, or contains the weights of a wrapped model.
+    """
     try:
         # weights_only: a checkpoint of unknown origin must not be able to run code.
         saved = torch.load(path, map_location=device, weights_only=True)
@@ -54,14 +72,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Transfor
         raise ValueError(f'{path} is not a checkpoint of a lesson: it needs the keys "model" and "config"')
     if any(key.startswith("module.") for key in saved["model"]):
         raise ValueError(f'{path} holds the weights of the DDP wrapper ("module. …"): save model.module.state_dict()')
-    if "n_experts" in saved["config"]:
-        raise ValueError(f"{path} is a mixture of experts, which make_model in train/expert_training.py builds")
-    try:
-        model = TransformerLM(**saved["config"]).to(device)
-        model.load_state_dict(saved["model"])
-    except (TypeError, RuntimeError) as problem:
-        raise ValueError(f"the weights in {path} do not fit its config") from problem
-    return model
+    return saved
 
 
 # Sharded: written

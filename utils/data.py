@@ -22,6 +22,7 @@ __all__ = [
     "ShardSampler",
     "Windows",
     "corpus_name",
+    "corpus_words",
     "download_wikitext2",
     "load_corpus",
     "wikitext2_is_cached",
@@ -81,6 +82,16 @@ def corpus_name(name: str | None) -> str:
     if name is None:
         return "wikitext-2" if wikitext2_is_cached() else "builtin"
     return name
+
+
+def corpus_words(name: str | None) -> list[str]:
+    """The words of `load_corpus(name)` by id, without its text where that is on disk.
+
+    Raises:
+        DataError: there is no such corpus, or it cannot be read.
+    """
+    name = corpus_name(name)
+    return vocabulary(open_shards(name)) if is_sharded(name) else load_corpus(name).vocab
 
 
 def _encode(name: str, lines: dict[str, Iterable[str]]) -> Corpus:

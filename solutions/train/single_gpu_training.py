@@ -33,6 +33,7 @@ from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.atomic_write import written_whole
+from utils.start_from import start_from
 
 Sets = tuple[Windows, Windows, Windows]  # train, validation, test
 Samplers = tuple[Sampler, Sampler, Sampler]
@@ -195,6 +196,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
+    start_from(args, model, config)  # if there is --init
     model = model.to(device)
     if args.compile:
         compiled(model)

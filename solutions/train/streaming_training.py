@@ -60,6 +60,7 @@ from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.shards import Documents, Shards, Split, in_memory
+from utils.start_from import start_from
 from utils.streams import failures_told, find_shards, load_checkpoint
 from utils.training import make_optimizer, perplexity
 
@@ -449,6 +450,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)  # the same on all ranks: the first weights must agree
     model = TransformerLM(shards.vocab_size, args.dim, args.heads, args.layers, args.seq_len, args.dropout, args.kv_heads)
     config = model.config  # its sizes, which every checkpoint carries
+    start_from(args, model, config)  # if there is --init
     model = DistributedDataParallel(model.to(device), device_ids=[device] if device.type != "cpu" else None)
     optimizer = make_optimizer(model, args)
 

@@ -1,8 +1,9 @@
-"""The commands that run a script, test the nodes before that, or show a run: run, preflight, report."""
+"""Commands that run a script, test nodes before that, show a run or write its model: run, preflight, report, export."""
 
 import json
 import os
 import time
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from grader.engine.commands.launch import follow, gpus_here, run_as_job, run_onc
 from grader.engine.commands.screen import fail, say
 from grader.engine.lesson import lessons
 from utils import nccl
+from utils.arguments import size
 from utils.watched.record import forget, out_folder
 
 
@@ -107,19 +109,61 @@ def preflight(
     raise typer.Exit(130 if ended is None else ended.code)
 
 
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")]
+
+
+def folder_of(run: Path) -> Path:
+    """The folder: relative to the user's folder, to the course folder or to its runs/."""
+    for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run):
+        if folder.is_dir():
+            return folder
+    fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
+
+
 @app.command(rich_help_panel=LEARN)
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, such as runs/ddp_training")],
-) -> None:
+def report(run: Run) -> None:
     """Plot a run: loss, speed, where a step's time goes, memory, utilization. Writes one HTML page, and PNGs."""
-    folder = next(
-        (folder for folder in (run, lessons.COURSE / run, lessons.COURSE / "runs" / run) if folder.is_dir()), None
-    )
-    if folder is None:
-        fail(f"{run}: no such folder; a run writes into runs/LESSON, or where its --out says")
+    folder = folder_of(run)
     from utils.report import page  # imported here: matplotlib takes a second
 
     try:
         say(escape(str(page.write(folder))))
     except ValueError as problem:
         fail(problem)
+
+
+@app.command(rich_help_panel=LEARN)
+def export(
+    run: Run,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="which: model-best.pt, model-final.pt or step-NUMBER",
+            show_default="model-final.pt; without it the last step-NUMBER, or model-best.pt",
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="where to; an export of this run there is replaced", show_default="RUN/export"
+        ),
+    ] = None,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="largest file of weights, such as 300MB")] = "5GB",
+) -> None:
+    """Write a run's model as safetensors, with its sizes, words and a model card; `--init` of a script reads it."""
+    folder = folder_of(run)
+    try:
+        nbytes = size(shard_size)
+    except ArgumentTypeError as problem:
+        fail(f"--shard-size {problem}")
+    from utils import export as exports  # imported here: it loads torch
+
+    to = out or folder / "export"
+    try:
+        files, remarks = exports.export(folder, to, checkpoint, nbytes)
+    except ValueError as problem:
+        fail(problem)
+    say(escape(f"{to}: {', '.join(files)}"))
+    for remark in remarks:
+        say(escape(remark))

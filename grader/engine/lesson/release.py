@@ -24,6 +24,7 @@ WITHOUT_GIT = (
     "README.md",
     "requirements.txt",
     "requirements-lightning.txt",
+    "requirements-huggingface.txt",
     "requirements-tokenizers.txt",
     "pyproject.toml",
     "workbook",
