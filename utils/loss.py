@@ -57,11 +57,11 @@ class HeadLoss(torch.autograd.Function):
                 logits_CW = place[begin : begin + C * W].view(C, W)
                 # In units of log 2, that is, exp(logit) is exp2(logit / log 2): exp2 takes a CPU 0.6 times as long.
                 torch.addmm(logits_CW, h_CD, weight_WD.T, beta=0, alpha=1 / math.log(2), out=logits_CW)
-                e_CW = logits_CW.to(exact)
                 # Without the target, whose probability less one is the others' sum, exactly.
-                logit_C1 = e_CW.gather(1, at_C1)
-                target_C1 = logit_C1.where(here_C1, target_C1)
-                e_CW.scatter_(1, at_C1, logit_C1.masked_fill(here_C1, -math.inf))
+                logit_C1 = logits_CW.gather(1, at_C1)
+                target_C1 = logit_C1.to(exact).where(here_C1, target_C1)
+                logits_CW.scatter_(1, at_C1, logit_C1.masked_fill(here_C1, -math.inf))
+                e_CW = logits_CW.to(exact)
                 before_C1, largest_C1 = largest_C1, torch.maximum(largest_C1, e_CW.amax(dim=1, keepdim=True))
                 e_CW.sub_(largest_C1).exp2_()
                 correction_C1 = (before_C1 - largest_C1).exp2_()
