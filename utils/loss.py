@@ -1,10 +1,14 @@
-"""The head and its loss in one, a piece of the tokens at a time.
+"""The head and its loss in one, a piece of the tokens and of the words at a time.
 
 With V words the logits of N tokens are N × V numbers: for 4,096 tokens and 33,278 words half a gigabyte, and
-`cross_entropy` and its backward pass go over as much several times. Nothing of it outlives the loss. So a piece of the
-logits is made, turned into the loss and, since the loss's own gradient is known there and then (softmax less one at the
-target), into the gradients of what it was made from; then the next piece takes its place. The matrix products are the
-same as before; it saves memory, and the time to move it.
+`cross_entropy` and its backward pass go over as much several times. Nothing of it outlives the loss. So the logits of a
+piece of the tokens are made, turned into the loss and, since the loss's own gradient is known there and then (softmax
+less one at the target), into the gradients of what they were made from; then the next piece takes their place. The
+matrix products are the same as before; it saves memory, and the time to move it.
+
+A processor's caches hold the logits of all words for a few tokens only, and so few make slow products. So on a CPU the
+words come in pieces, too, and what is known of a piece while it is in the cache is corrected when a larger logit turns
+up (online softmax, arXiv:1805.02867).
 """
 
 import math
@@ -28,33 +32,59 @@ class HeadLoss(torch.autograd.Function):
         total = h_ND.new_zeros((), dtype=exact)
         grad_h_ND = torch.empty_like(h_ND) if learn else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if learn else None
-        columns = tokens_of_a_piece(N, V, h_ND.device)
-        logits = h_ND.new_empty(V * columns)  # one place for all pieces: fresh memory costs as much as the softmax
-        softmax = logits if h_ND.dtype == exact else torch.empty_like(logits, dtype=exact)
-        for start in range(0, N, columns):
-            h_CD, y_1C = h_ND[start : start + columns], y_N[None, start : start + columns]
-            counts_1C = (y_1C != ignore).to(exact)
-            target_1C = y_1C.where(y_1C != ignore, 0)
-            # A column for each token, and not a row: in this order BLAS makes the three products a quarter faster.
-            # In units of log 2, that is, exp(logit) is exp2(logit / log 2): exp2 takes a CPU 0.6 times as long as exp.
-            logits_VC, e_VC = (place[: V * len(h_CD)].view(V, -1) for place in (logits, softmax))
-            torch.addmm(logits_VC, weight_VD, h_CD.T, beta=0, alpha=1 / math.log(2), out=logits_VC)
-            torch.sub(logits_VC, logits_VC.amax(dim=0, keepdim=True).to(exact), out=e_VC)
-            at_target_1C = e_VC.gather(0, target_1C)
-            sum_1C = e_VC.exp2_().sum(dim=0, keepdim=True)
-            total += ((sum_1C.log2() - at_target_1C) * counts_1C).sum()
+        tokens = tokens_of_a_piece(N, V, h_ND.device)
+        words = words_of_a_piece(V, tokens, h_ND.device)
+        place = h_ND.new_empty(tokens * (V if learn else words))  # of all pieces: fresh memory costs as much as a product
+        firsts_P11 = torch.arange(0, V, words, device=h_ND.device)[:, None, None]
+        lowest = torch.finfo(exact).min
+        for start in range(0, N, tokens):
+            h_CD, y_C1 = h_ND[start : start + tokens], y_N[start : start + tokens, None]
+            C = len(h_CD)
+            counts_C1 = y_C1 != ignore
+            y_C1 = y_C1.where(counts_C1, 0)
+            # Of each token: the target's logit, and of the other words the largest one, the sum of e^(logit - largest),
+            # and the mean of their rows of the weight by these.
+            target_C1, sum_C1, mean_CD = (h_CD.new_zeros(C, n, dtype=exact) for n in (1, 1, h_CD.shape[1]))
+            largest_C1 = target_C1 + lowest
+            at_PC1 = y_C1 - firsts_P11
+            here_PC1 = (at_PC1 >= 0) & (at_PC1 < words)
+            at_PC1 = at_PC1.clamp_(0, words - 1)
+            pieces = []
+            for first, at_C1, here_C1 in zip(range(0, V, words), at_PC1, here_PC1, strict=True):
+                weight_WD = weight_VD[first : first + words]
+                W = len(weight_WD)
+                begin = C * first if learn else 0
+                logits_CW = place[begin : begin + C * W].view(C, W)
+                # In units of log 2, that is, exp(logit) is exp2(logit / log 2): exp2 takes a CPU 0.6 times as long.
+                torch.addmm(logits_CW, h_CD, weight_WD.T, beta=0, alpha=1 / math.log(2), out=logits_CW)
+                # Without the target, whose probability less one is the others' sum, exactly.
+                logit_C1 = logits_CW.gather(1, at_C1)
+                target_C1 = logit_C1.to(exact).where(here_C1, target_C1)
+                logits_CW.scatter_(1, at_C1, logit_C1.masked_fill(here_C1, -math.inf))
+                e_CW = logits_CW.to(exact)
+                before_C1, largest_C1 = largest_C1, torch.maximum(largest_C1, e_CW.amax(dim=1, keepdim=True))
+                e_CW.sub_(largest_C1).exp2_()
+                correction_C1 = (before_C1 - largest_C1).exp2_()
+                sum_C1.mul_(correction_C1).add_(e_CW.sum(dim=1, keepdim=True))
+                if learn:
+                    if logits_CW.dtype != exact:
+                        logits_CW.copy_(e_CW)
+                    add_product(mean_CD.mul_(correction_C1), logits_CW, weight_WD)
+                    pieces.append((first, logits_CW, largest_C1))
+            top_C1 = torch.maximum(largest_C1, target_C1)
+            others_C1 = sum_C1 * (largest_C1 - top_C1).exp2()
+            all_C1 = others_C1 + (target_C1 - top_C1).exp2()
+            total += ((all_C1.log2() + (top_C1 - target_C1)) * counts_C1).sum()
             if learn:
-                # The softmax is e / sum. Factors with one number per token are put to the small factors; what does
-                # not count gives no gradient.
-                e_VC.scatter_add_(0, target_1C, -sum_1C)
-                scale_C1 = (counts_1C / sum_1C).T
-                grad_VC = e_VC.to(h_ND.dtype)
-                torch.mm(grad_VC.T, weight_VD, out=grad_h_ND[start : start + columns]).mul_(scale_C1)
-                h_CD = (h_CD * scale_C1).to(h_ND.dtype)
-                if h_ND.dtype == exact:
-                    grad_weight_VD.addmm_(grad_VC, h_CD)
-                else:
-                    grad_weight_VD += grad_VC @ h_CD
+                # Factors with one number per token are put to the small factors; what does not count gives no gradient.
+                scale_C1 = counts_C1 / all_C1
+                at_target_C1 = -others_C1 * scale_C1
+                mean_CD *= (largest_C1 - top_C1).exp2() * scale_C1
+                grad_h_ND[start : start + tokens] = mean_CD.addcmul_(at_target_C1, weight_VD[y_C1[:, 0]].to(exact))
+                for first, e_CW, of_piece_C1 in pieces:
+                    scaled_CD = (h_CD * ((of_piece_C1 - top_C1).exp2() * scale_C1)).to(h_ND.dtype)
+                    add_product(grad_weight_VD[first : first + words], e_CW.T, scaled_CD)
+                grad_weight_VD.index_add_(0, y_C1[:, 0], at_target_C1 * h_CD)
         if learn:
             ctx.save_for_backward(grad_h_ND, grad_weight_VD)
         return total * math.log(2)
@@ -65,9 +95,24 @@ class HeadLoss(torch.autograd.Function):
         return grad_h_ND * grad_total, (grad_weight_VD * grad_total).to(ctx.weight_dtype), None, None, None
 
 
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, where total may be more exact than its factors."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
 def tokens_of_a_piece(tokens: int, words: int, device: torch.device) -> int:
     """How many tokens are taken at a time: a multiple of 16, so that each row of a piece begins on a cache line."""
-    return max(1, min(tokens, plan.piece_on(device.type) // words // 16 * 16))
+    most = max(1, plan.piece_on(device.type) // words // 16 * 16)
+    equal = math.ceil(tokens / math.ceil(tokens / most))
+    return min(most, tokens, math.ceil(equal / 16) * 16)
+
+
+def words_of_a_piece(words: int, tokens: int, device: torch.device) -> int:
+    """How many words are taken at a time, for so many tokens: on a CPU, logits that fit a core's cache."""
+    return words if device.type != "cpu" else max(1, min(words, plan.CACHED // tokens // 16 * 16))
 
 
 def head_loss(h: Tensor, weight: Tensor, y: Tensor, ignore: int) -> Tensor:

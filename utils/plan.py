@@ -114,10 +114,12 @@ PRECISIONS = {
 CONTEXTS = ("ring", "ulysses", "gather")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
-# Scores of words that the course's loss makes at a time: tokens enough for a fast matrix product. A CPU needs few. With
-# 16, 64, 128 and 256 million an H200 took 31, 13.5, 11.8 and 11.1 ms (bfloat16; 12,288 tokens of 768 numbers, 50,304
-# words).
-PIECE_ON_CPU, PIECE_ON_GPU = 16_000_000, 128_000_000
+# Scores of words that the course's loss makes at a time: tokens enough for a fast matrix product. A CPU needs few, and
+# memory of less than 32 MB is used again, where larger blocks go back to the system and come back empty, page by page
+# (glibc). With 16, 64, 128 and 256 million an H200 took 31, 13.5, 11.8 and 11.1 ms (bfloat16; 12,288 tokens of 768
+# numbers, 50,304 words).
+PIECE_ON_CPU, PIECE_ON_GPU = 8_000_000, 128_000_000
+CACHED = 500_000  # of them, those that a CPU goes over several times while they are in its caches
 
 
 def piece_on(device_type: str) -> int:

@@ -45,8 +45,13 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
         others = [p for _, p in parameters if not any(p is matrix for matrix in matrices)]
         dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
         return taught.Muon(matrices, others, lr=args.lr, weight_decay=args.weight_decay, dtype=dtype)
-    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[args.optimizer]
-    return kind(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    parameters = list(model.parameters())
+    if args.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=args.lr, weight_decay=args.weight_decay)
+    # Fused: one pass over weights, gradients and moments, where separate operations make a dozen. It takes all
+    # parameters at once, and DTensor has no operation over several meshes.
+    fused = len({getattr(p, "device_mesh", None) for p in parameters}) == 1
+    return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay, fused=fused)
 
 
 def check_muon(args: argparse.Namespace) -> None:
