@@ -1,5 +1,6 @@
 """The commands of a student at work: status, check, watch, hint, diff, reset, solution, submit."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from grader.engine.commands.arguments import (
     unreadable,
 )
 from grader.engine.commands.screen import COLOURS, fail, say, say_reference
+from grader.engine.judge.verdict_text import MARK
 from grader.engine.lesson import lessons, reference_solution, sealed_lessons
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
@@ -47,7 +49,6 @@ def status(
     if only:
         only = lesson_named(only)
     entries = Progress().read()
-    marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
     lines = lesson_map()
     for lesson, line in zip(lessons.stems(), lines):
         if only not in (None, lesson):
@@ -55,10 +56,11 @@ def status(
         say(line)
         for number, title in titles(lesson).items():
             state = entries.get((lesson, number), Entry()).state
-            say(f"     [{COLOURS.get(state, 'default')}]{marks.get(state, '·')} {number:2}  {escape(title)}[/]")
+            say(f"     [{COLOURS.get(state, 'default')}]{MARK.get(state, '·')} {number:2}  {escape(title)}[/]")
     for line in lines[len(lessons.stems()) :] if only is None else ():  # the sealed ones
         say(line)
-    say_next()
+    say("[dim]✓ right   ✗ wrong   – waits for another TODO   · not started   ▸ lesson begun[/]")
+    say_next(lesson=only)
 
 
 @app.command(rich_help_panel=LEARN)
@@ -231,15 +233,38 @@ def solution(todo: Todo) -> None:
 
 
 @app.command("open", rich_help_panel=LEARN)
-def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
-    """Unseal a lesson early; it contains solutions of an earlier one."""
+def open_lesson(
+    lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training; or plan, or muon")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask first")] = False,
+) -> None:
+    """Unseal a lesson early. It brings answers to TODOs of earlier lessons: those that you have not solved are named,
+    and you are asked first.
+    """
     lesson = completed(lesson) or lesson_named(lesson)
     if lesson not in sealed_lessons.sealed():
         say(f"{lesson} is not sealed")
         return
-    for name in sealed_lessons.unseal(lesson):
-        say(f"  {name}")
-    say(f"{lesson} is open")
+    say(f"{lesson} comes with answers to TODOs that you have not solved: {sealed_lessons.missing(lesson, right())}")
+    say("It opens on its own when they are right. If you open it now, avoid reading ahead.")
+    if not yes and not sys.stdin.isatty():
+        fail(f"not opened: ./workbook open {lesson} --yes opens it without asking")
+    if not yes and not typer.confirm(f"Open {lesson} now?"):
+        raise typer.Exit(1)
+    written = sealed_lessons.unseal(lesson)
+    is_lesson = lesson in lessons.ORDER
+    say(f"{lesson} is open: {f'your file is {own_file(lesson)}' if is_lesson else sealed_lessons.ALSO[lesson][0]}")
+    for name, taught in answers_in(written).items():
+        say(f"  {name} has answers of {taught}")
+
+
+def answers_in(written: list[str]) -> dict[str, str]:
+    """The library's modules among these files, a package as its folder -> the lesson whose answers they have."""
+    found = {}
+    for file, taught in lessons.taught(lessons.COURSE).items():
+        name = file.relative_to(lessons.COURSE)
+        if name.as_posix() in written:
+            found[(name if name.parent == Path("utils") else name.parent).as_posix()] = taught
+    return found
 
 
 @app.command(rich_help_panel=LEARN)

@@ -211,6 +211,11 @@ class Verdict:
     def passed(self) -> bool:
         return self.status == "pass"
 
+    @property
+    def state(self) -> str:
+        """The status; but "new" for a TODO that was not started: nothing in it is wrong."""
+        return "new" if self.cause == "not_attempted" else self.status
+
     def as_dict(self) -> dict:
         fields = asdict(self)
         del fields["hints_seen"]  # internal bookkeeping
