@@ -175,7 +175,7 @@ WRONG = [
     Answer(
         1,
         "the position embedding is on no stage",
-        swap=("self.position_embedding = model.position_embedding\n", ""),
+        swap=("self.position_embedding = model.position_embedding\n", "pass\n"),
         edits=(
             (
                 "self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))",
