@@ -1,4 +1,4 @@
-"""A function fits a screen, and a comment stands at the line that it speaks of."""
+"""A function fits a screen, a comment stands at the line that it speaks of, and no line of a notebook wraps."""
 
 import ast
 import json
@@ -45,8 +45,9 @@ def test_no_comment_stands_behind_a_lone_bracket():
 
 def test_no_line_of_code_in_a_notebook_wraps():
     """The students' notebooks, which `./workbook build` writes; it is their source that has to change."""
-    long = []
-    for path in sorted((COURSE / "notebooks").glob("*.ipynb")):
+    long, notebooks = [], sorted((COURSE / "notebooks").glob("*.ipynb"))
+    assert len(notebooks) > 10
+    for path in notebooks:
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "code" else []
             long += [f"{path.stem}: {line}" for line in lines if len(line) > IN_JUPYTERLAB]
