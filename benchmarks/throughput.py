@@ -133,7 +133,7 @@ def measure(args: argparse.Namespace, batch: int, device: torch.device) -> dict[
         asked = argparse.Namespace(optimizer="adamw", lr=1e-3, weight_decay=0.01, dtype=dtype)
         runs["ours", dtype] = torch.compile(model) if args.compile else model, make_optimizer(model, asked)
         model, loss = plain(args)
-        optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=1e-3, fused=device.type == "cuda")
+        optimizer = torch.optim.AdamW(model.to(device).parameters(), lr=1e-3, fused=device.type != "cpu")
         runs["plain", dtype] = torch.compile(loss) if args.compile else loss, optimizer
     x, y = torch.randint(args.vocab, (2, batch, args.length), device=device)
     seconds: dict[tuple[str, str], list[float]] = {what: [] for what in runs}

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from grader.engine.lesson import lessons
 from grader.engine.ranks.evidence import whole
 from utils.checkpoints import CONTENTS, newest, saved_whole, to_resume, why_not
+from utils.job import left_behind
 from utils.metrics import Metrics
 from utils.model import TransformerLM
 from utils.checkpoint_pickles import Values, described
@@ -96,6 +97,20 @@ def test_a_part_of_another_run_is_refused(saved, tmp_path, capsys):
     assert mine.stat().st_size == theirs.stat().st_size  # else its size would tell
     shutil.copy(theirs, mine)
     assert "__0_0.distcp is of another checkpoint" in refusal(capsys, saved)
+
+
+def test_a_run_that_starts_from_scratch_where_a_checkpoint_is_says_how_to_resume(tmp_path):
+    out = tmp_path / "run"
+    fresh = SimpleNamespace(out=str(out), resume=None)
+    assert left_behind(fresh) == ""
+    save(out, 3)
+    assert "step-3: this run starts from scratch" in left_behind(fresh) and f"--resume {out} " in left_behind(fresh)
+    assert left_behind(SimpleNamespace(out=str(out), resume=str(out))) == ""
+    assert left_behind(SimpleNamespace(out=str(out))) == "", "a script that cannot resume"
+    (out / "step-3" / "__0_0.distcp").unlink()
+    assert left_behind(fresh) == ""
+    (out / "stream.pt").touch()
+    assert "stream.pt" in left_behind(fresh)
 
 
 def test_the_newest_whole_one_is_taken(tmp_path, capsys):

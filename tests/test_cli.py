@@ -131,10 +131,12 @@ def test_check_reports_and_remembers(course):
     listed = course.run("status").stdout
     assert (
         "✓  1" in listed
-        and "✗  3" in listed
+        and "·  3" in listed
+        and "✗  4" in listed
         and "2 of 18" in listed
         and "Next: ./workbook watch ddp_training" in listed
     )
+    assert "Next: ./workbook watch 01_collectives" in course.run("status", "01").stdout, "the next one of that lesson"
 
 
 def test_a_library_module_that_does_not_load_stops_nobody_else(course):

@@ -136,6 +136,19 @@ def test_without_cache_and_network_wikitext2_says_what_to_do(no_cache, monkeypat
     assert "\n" not in str(caught.value)
 
 
+def test_a_download_without_network_asks_twice_and_says_what_to_do(no_cache, monkeypatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(wikitext2, "_hub_answers", lambda seconds: bool(asked.append(seconds)))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("tried for half a minute"))
+    with pytest.raises(
+        DataError, match=r"does not answer; run `./workbook data` where .* login node.*builtin"
+    ) as caught:
+        wikitext2.download_wikitext2()
+    assert len(asked) == 2 and "\n" not in str(caught.value)
+
+
 def test_a_look_up_that_never_ends_is_left_behind(monkeypatch):
     end_of_test = threading.Event()
 

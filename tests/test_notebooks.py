@@ -190,5 +190,5 @@ def test_nbgrader_itself_makes_the_same_release(course):
 def test_each_question_comes_after_the_logs_that_it_asks_about(lesson, folder):
     text = lessons.source_path(lesson).read_text("utf-8")
     for story in range(1, 11):
-        launched = re.search(rf'launch\(f?"{folder}_{story}[_"]', text)
+        launched = re.search(rf'launch\(\s*f?"{folder}_{story}[_"]', text)
         assert launched and launched.start() < text.index(f"def story_{story}("), story

@@ -229,7 +229,7 @@ NAMES_CUDA = {
     "grader/engine/ranks/backends.py": "checks on GPUs use NCCL",
     "grader/engine/ranks/cpu_time.py": "how long CUDA and NCCL take to start",
     "grader/engine/ranks/run_session.py": "the variable that shows a rank its GPU",
-    "grader/engine/ranks/server_connection.py": "variables that keep CUDA out of a process that forks",
+    "grader/engine/ranks/kept_server.py": "variables that keep CUDA out of a process that forks",
     "grader/engine/walls/enter_sandbox.py": "CUDA's need for addresses",
     "grader/engine/walls/sandbox.py": "the same",
     "grader/lessons/ddp_training/ranks.py": "the GPUs that the judge pretends",

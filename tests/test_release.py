@@ -6,8 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from grader.engine.commands.cli import app
 from grader.engine.lesson import build, lessons, reference_solution, todo_regions, release, sealed_lessons, texts
+from grader.engine.lesson.progress import Progress
 
 NBGRADER = (
     '{"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}'
@@ -263,6 +266,20 @@ def test_a_lesson_that_gives_another_away_is_sealed_until_that_is_right(course, 
     assert (tmp_path / "both" / "train" / "fsdp_training.py").read_text() == todo_regions.compose(LATER)
     assert (tmp_path / "both" / "utils" / "after_ddp_training.py").read_text() == "mine\n"
     assert "fsdp_training" in lessons.stems() and sealed_lessons.sealed() == {}
+
+
+def test_open_names_the_answers_that_come_with_a_lesson_and_asks_first(course, tmp_path, monkeypatch):
+    (course / "solutions" / "train" / "fsdp_training.py").write_text(LATER)
+    (course / "utils" / "after_ddp_training.py").write_text(AFTER)
+    release.release(tmp_path / "out")
+    monkeypatch.setattr(lessons, "COURSE", tmp_path / "out")
+    Progress().write({("ddp_training", 1): "pass"})
+    asked = CliRunner().invoke(app, ["open", "fsdp_training"])
+    assert asked.exit_code == 2 and "not solved: ddp_training/2-3" in asked.output and "--yes" in asked.output
+    assert "fsdp_training" in sealed_lessons.sealed()
+    opened = CliRunner().invoke(app, ["open", "fsdp_training", "--yes"]).output
+    assert "your file is train/fsdp_training.py" in opened and "grader/start" not in opened
+    assert "utils/after_ddp_training.py has answers of ddp_training" in opened and sealed_lessons.sealed() == {}
 
 
 def test_a_module_may_give_some_todos_away_alone(course, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_a_save_brings_the_verdict(course, watch, poll):
     part.replace(course.script("ddp_training"))  # as many editors save
     watched.until("· ddp_training/2 ")
     watched.until("1 of 18")
-    assert "ddp_training/1 pass" in course.progress() and "ddp_training/2 fail" in course.progress()
+    assert "ddp_training/1 pass" in course.progress() and "ddp_training/2 new" in course.progress()
     watched.end(signal.SIGINT)
     assert "Traceback" not in watched.text and watched.process.returncode == 130
 

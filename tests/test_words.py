@@ -39,6 +39,13 @@ def test_tensors_are_told_where_they_differ_most():
         "8, 9, 10, 11, 12, 13 (numbers 9 to 14 of 20)",
         "8, 9, 10, 11.0001, 12, 13 (numbers 9 to 14 of 20)",
     )
+    right, wrong = torch.arange(24).view(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.int64)
+    assert apart(right, wrong) == (
+        "20, 21, 22, 23 ([1, 2, 0:4] of shape (2, 3, 4))",
+        "0, 0, 0, 0 ([1, 2, 0:4] of shape (2, 3, 4))",
+    )
+    assert "([1, 14:20] of shape (2, 20))" in apart(torch.arange(40).view(2, 20), torch.zeros(2, 20))[0]
+    assert apart(torch.tensor(1), torch.tensor(2)) == ("1", "2")
     assert apart(torch.ones(2), torch.ones(2, 1)) == ("shape (2,): 1, 1", "shape (2, 1): 1, 1")
     assert apart([1.0, 2.0], [1.0, 2.00000001]) == ("1, 2", "1, 2.00000001")
     assert apart([[0, 1], [2]], [[0], [1, 2]]) == ([[0, 1], [2]], [[0], [1, 2]])

@@ -9,7 +9,8 @@ Long sequences, and a mixture of experts on the same ranks:
 Stop, and resume in a different shape:
     torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --save-every 50
     python train/hybrid_training.py --resume runs/hybrid_training/step-50
-What the planner predicts for a step, next to the time and memory that it takes:
+What the planner predicts for a step, next to the time and memory that it takes (--max-steps shortens the training, not
+the evaluation after it):
     torchrun --local-addr 127.0.0.1 --nproc-per-node 4 train/hybrid_training.py --pp 2 --tp 2 --max-steps 4 --compare
 One process:    python train/hybrid_training.py
 More nodes:     sbatch sbatch/hybrid_training.sbatch              (JURECA)
@@ -31,8 +32,8 @@ It builds on 09_mesh (axes), 10_strategy (plans), pipeline_training, tp_training
 it starts as the solution of tp_training.py, with the stages and schedules of pipeline_training.py (what those taught is
 in utils/after_tp_training.py and utils/after_pipeline_training.py), and runs at every stage: as given, the ranks of an
 axis that you have not reached yet all do the same work. TODOs 1 to 10 make it right for plain models, 11 saves memory
-with --cp and places experts, and 12 and 13 make it right for --experts. Fill the TODOs in the order of their numbers, which is not always the order of the lines;
-`./workbook check hybrid_training` says how far you have got.
+with --cp and places experts, and 12 and 13 make it right for --experts. Fill the TODOs in the order of their numbers,
+which is not always the order of the lines; `./workbook check hybrid_training` says how far you have got.
 
 Experts are dropless, and a bias alone balances their load: a balancing loss, or a capacity, would depend on how the batch
 is cut into micro-batches.
@@ -306,8 +307,9 @@ def shard(layers: Layers, mesh: DeviceMesh, args: argparse.Namespace) -> None:
     """Shard what this rank has of its layers. In place. `mesh`: copies (dp) × shards, or shards alone."""
     options = {"mp_policy": precision(args)}
     # TODO 4: Decide how a stage is sharded: its copies must stay equal, and its weights be gathered once a step.
-    # Given a mesh with two axes, fully_shard keeps copies along the first and shards along the second (HSDP); given one
-    # axis, it shards along that. `mesh` has the axis dp only if there are copies. As given, copies along dp are never
+    # Of the five axes only dp and shard are in `mesh`, and dp only if there are copies. Given a mesh with two axes,
+    # fully_shard keeps copies along the first and shards along the second (HSDP); given one axis, it shards along that.
+    # The other axes are not its concern: pp and tp have cut the layers already. As given, copies along dp are never
     # averaged; and a block's weights are gathered for its forward and again for its backward pass, which is twice for
     # each micro-batch. tp_training treats the modules outside its blocks differently. Keep each block a unit of its
     # own, so that one computes while the next is gathered.
@@ -397,8 +399,9 @@ def with_all_experts(
     share the group's parameters. `mesh` has the axes of the experts.
     """
     # TODO 13: Let the experts of all ranks of ep count, and everything else once.
-    # Parameters are in one group if they are on one mesh: experts are with experts, and the others on one mesh or two.
-    # For the others, each norm is complete. Other ranks of ep have other experts of the same blocks.
+    # Parameters are in one group if they are on one mesh: the experts on theirs, which has the axis ep; layers that tp
+    # cuts, and those that it leaves whole, on the grid of the states. The norms of these are complete. Different ranks
+    # of ep have different experts of the same blocks.
     # expert_parameters(own) lists this rank's.
     return norms
 
@@ -537,9 +540,10 @@ def save_checkpoint(own: nn.Module, meshes: Meshes, config: dict[str, Any], path
     # TODO 10, again: the model, whole, on rank 0, in one file.
     # Each part is a DTensor: part.full_tensor() assembles it, over any axes. All ranks that have a shard of it must call
     # it, and all get the result; keep it only where it is needed. A rank has only its own stages' parts, so one rank of
-    # each stage sends them to rank 0: the first one on the other three axes, which mesh.get_local_rank(axis) tells. As in
-    # pipeline_training, dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all
-    # ranks of a group to its first rank.
+    # each stage sends them to rank 0: the first one on dp, shard and tp. `mesh` is the grid of the states, in which cp is
+    # part of shard; mesh.get_local_rank(axis) tells the place on an axis. As in pipeline_training,
+    # dist.gather_object(obj, list_of_None_or_None, group=…, group_dst=0) sends the objects of all ranks of a group to
+    # its first rank.
     full = parts
     save0({"model": full | experts, "config": config, "epoch": epoch}, path)
 

@@ -394,7 +394,7 @@ def main(argv: list[str] | None = None) -> None:
     say_what_runs(args, device)
     print0(
         f"{args.workers} workers for each rank; {train.n_rows:,} rows in {len(train.split.files)} files; of each epoch "
-        f"{thrown_away(train.split.tokens, args):,} tokens are thrown away"
+        f"{thrown_away(train.split.tokens, args):,} tokens are thrown away (TODO 2 counts them)"
     )
     with metrics, device_memory(args.device_memory, device), failures_told():
         for epoch in range(progress["epoch"], args.epochs):

@@ -106,7 +106,12 @@ def training_parser(name: str, optimizers: tuple[str, ...] = ("adamw", "sgd")) -
         help="start from the weights in a folder that ./workbook export has written",
     )
     add("--epochs", type=whole(1), default=3, help="passes over the training set")
-    add("--max-steps", type=whole(0), default=0, help="stop after this many steps; 0: no limit")
+    add(
+        "--max-steps",
+        type=whole(0),
+        default=0,
+        help="train for at most this many steps; evaluation is not shortened; 0: no limit",
+    )
     add("--size", choices=SIZES, default="laptop", help="model and batch: sets the five flags below that list sizes")
     batch = parser.add_mutually_exclusive_group().add_argument
     batch(

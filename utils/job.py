@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from utils import devices, nccl, private
 from utils.data import corpus_name
-from utils.distributed import check_interfaces, launch_environment, print0, refuse
+from utils.distributed import check_interfaces, is_rank0, launch_environment, print0, refuse
 from utils.products import has_units
 from utils.end_with_launcher import end_with_starter
 
@@ -133,6 +133,25 @@ def say_what_runs(args: argparse.Namespace, device: torch.device) -> None:
     print0(
         f"{count(nodes(), 'node')}, {ranks} on {devices.name(device)}{backend}, {args.dtype},"
         f" torch {torch.__version__}, data {corpus_name(args.data)}"
+    )
+    if is_rank0() and (line := left_behind(args)):
+        print(line)
+
+
+def left_behind(args: argparse.Namespace) -> str:
+    """One line if --out has a checkpoint from before, and this run, without --resume, does not start from it."""
+    if getattr(args, "resume", "") is not None:
+        return ""
+    from utils.checkpoints import newest  # here: only scripts that can resume need them
+    from utils.streams import CHECKPOINT
+
+    out = Path(args.out)
+    found = newest(out) or (out / CHECKPOINT if (out / CHECKPOINT).is_file() else None)
+    if not found:
+        return ""
+    return (
+        f"{out} has a checkpoint of an earlier run, {found.name}: this run starts from scratch;"
+        f" the same command with --resume {out} resumes from there"
     )
 
 

@@ -34,7 +34,9 @@ class HeadLoss(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if learn else None
         tokens = tokens_of_a_piece(N, V, h_ND.device)
         words = words_of_a_piece(V, tokens, h_ND.device)
-        place = h_ND.new_empty(tokens * (V if learn else words))  # of all pieces: fresh memory costs as much as a product
+        place = h_ND.new_empty(
+            tokens * (V if learn else words)
+        )  # of all pieces: fresh memory costs as much as a product
         firsts_P11 = torch.arange(0, V, words, device=h_ND.device)[:, None, None]
         lowest = torch.finfo(exact).min
         for start in range(0, N, tokens):

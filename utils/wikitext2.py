@@ -10,7 +10,7 @@ import ssl
 import threading
 from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 REPOSITORY, CONFIG = "Salesforce/wikitext", "wikitext-2-v1"
@@ -30,9 +30,17 @@ def wikitext2_is_cached() -> bool:
 def download_wikitext2() -> None:
     """Fetch WikiText-2 into the cache of `datasets` (13 MB); a proxy in the environment is used.
 
+    The hub is asked twice before: without a network `datasets` would try for half a minute.
+
     Raises:
         DataError: the hub cannot be reached, or the cache cannot be written.
     """
+    if _is_offline() or not any(_hub_answers(seconds) for seconds in (2.0, 5.0)):
+        asked = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" if _is_offline() else f"{_hub()} does not answer"
+        raise DataError(
+            f"WikiText-2 could not be downloaded: {asked}; run `./workbook data` where the network reaches it "
+            f"(a login node, or with https_proxy set); {NO_NETWORK}"
+        )
     try:
         from datasets import load_dataset
 
@@ -97,6 +105,10 @@ def _read_arrow(folder: Path, split: str) -> list[str]:
     return rows
 
 
+def _hub() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
 def _is_offline() -> bool:
     names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
@@ -104,12 +116,13 @@ def _is_offline() -> bool:
 
 def _hub_answers(seconds: float) -> bool:
     """Ask the hub for one header, through the environment's proxy if there is one."""
-    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     answered = threading.Event()
 
     def ask() -> None:
         try:
-            urlopen(Request(f"{hub}/datasets/{REPOSITORY}", method="HEAD"), timeout=seconds).close()
+            urlopen(Request(f"{_hub()}/datasets/{REPOSITORY}", method="HEAD"), timeout=seconds).close()
+            answered.set()
+        except HTTPError:  # still an answer: `datasets` says what is wrong
             answered.set()
         except URLError as problem:
             # Python may lack the certificates that `datasets` brings along: still an answer.

@@ -69,8 +69,11 @@ from utils.model import TransformerLM
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def perplexity(losses: list[float], tokens: list[int]) -> float:
-    """The perplexity of a data set, from the mean loss of each batch (in nats), and how many tokens each batch has."""
-    # TODO 1: Tell how good a language model is. First the perplexity over all tokens; each token counts once.
+    """The perplexity of a data set, from the mean loss of each batch (in nats),
+    and how many tokens each batch has.
+    """
+    # TODO 1: Tell how good a language model is. First the perplexity over all tokens; each token counts
+    # once.
     ### BEGIN SOLUTION
     total = sum(loss * count for loss, count in zip(losses, tokens, strict=True))
     return math.exp(total / sum(tokens))
@@ -94,7 +97,8 @@ check("00_one_device/1")
 # below your prediction. `--record` writes down where the time goes, for `./workbook report runs/one_device`.)
 
 # %% nbgrader={"grade": false, "grade_id": "show_training", "locked": true, "schema_version": 3, "solution": false, "task": false}
-# !{sys.executable} {course}/train/single_gpu_training.py --data builtin --epochs 4 --record --out {course}/runs/one_device 2>&1 | cat
+script, flags = f"{course}/train/single_gpu_training.py", "--data builtin --epochs 4 --record"
+# !{sys.executable} {script} {flags} --out {course}/runs/one_device 2>&1 | cat
 
 # %% nbgrader={"grade": false, "grade_id": "show_text", "locked": true, "schema_version": 3, "solution": false, "task": false}
 from utils.checkpoints import load_model
@@ -138,12 +142,13 @@ def timed_step(
     optimizer: torch.optim.Optimizer,
     clock: Callable[[], float],
 ) -> tuple[float, dict[str, float]]:
-    """One training step. Returns its loss as a number, and the seconds of "data", "forward", "backward", "optimizer".
+    """One training step. Returns its loss as a number, and the seconds of "data", "forward", "backward",
+    "optimizer".
 
     ``next(batches)`` gives x and y, ``model(x, y)`` the loss, ``clock()`` the seconds on a clock.
     """
-    # TODO 2: Train one step, and time its phases. The previous step's gradients must not count. A loss that is a tensor
-    # would keep all of this step's memory alive: return it as a number.
+    # TODO 2: Train one step, and time its phases. The previous step's gradients must not count. A loss
+    # that is a tensor would keep all of this step's memory alive: return it as a number.
     ### BEGIN SOLUTION
     times = [clock()]
     x, y = next(batches)
@@ -187,7 +192,9 @@ check("00_one_device/2")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def token_flops(dim: int, layers: int, vocabulary: int, seq_len: int) -> tuple[float, float]:
-    """FLOPs of a token in the forward pass and in the backward pass of the course's model, with its fused head."""
+    """FLOPs of a token in the forward pass and in the backward pass of the course's model,
+    with its fused head.
+    """
     # TODO 3: Count the FLOPs of a step. First, for one token, separately for the two passes.
     ### BEGIN SOLUTION
     blocks = layers * (2 * 12 * dim**2 + 4 * dim * seq_len)
@@ -219,7 +226,10 @@ from utils.this_machine import measure
 torch.set_num_threads(1)
 machine = measure(torch.device("cpu"))
 shown = {}
-for name, (dim, layers, vocabulary) in {"laptop": (128, 2, 33_278), "few words": (256, 4, 1_000)}.items():
+for name, (dim, layers, vocabulary) in {
+    "laptop": (128, 2, 33_278),
+    "few words": (256, 4, 1_000),
+}.items():
     model = TransformerLM(vocabulary, dim, n_layers=layers, max_len=64)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randint(vocabulary, (2, 12, 64)).unbind()
@@ -227,7 +237,10 @@ for name, (dim, layers, vocabulary) in {"laptop": (128, 2, 33_278), "few words":
     seconds = {phase: sorted(step[phase] for step in steps)[1] for phase in steps[0]}
     flops = token_flops(dim, layers, vocabulary, 64)
     mfu = utilization(12 * 64 / sum(seconds.values()), sum(flops), machine.peak)
-    shown[f"{name}: forward : backward is 1 : {flops[1] / flops[0]:.2f} by FLOPs, MFU {mfu:.0%}"] = (seconds, flops)
+    shown[f"{name}: forward : backward is 1 : {flops[1] / flops[0]:.2f} by FLOPs, MFU {mfu:.0%}"] = (
+        seconds,
+        flops,
+    )
 one_device.phases(shown)
 
 # %% [markdown]
@@ -257,7 +270,9 @@ def product_intensity(m: int, k: int, n: int, itemsize: int) -> float:
 
 
 def attainable_speed(flops_per_byte: float, peak: float, bandwidth: float) -> float:
-    """FLOPs a second at this intensity, on a device with this peak and memory bandwidth (bytes a second)."""
+    """FLOPs a second at this intensity, on a device with this peak and memory bandwidth (bytes a
+    second).
+    """
     # TODO 4, again: the roofline.
     ### BEGIN SOLUTION
     return min(peak, flops_per_byte * bandwidth)
@@ -265,7 +280,9 @@ def attainable_speed(flops_per_byte: float, peak: float, bandwidth: float) -> fl
 
 
 def fewest_tokens(k: int, n: int, itemsize: int, peak: float, bandwidth: float) -> float:
-    """Tokens m, not rounded, at which the product of m × k by k × n reaches the roof; math.inf if it never does."""
+    """Tokens m, not rounded, at which the product of m × k by k × n reaches the roof;
+    math.inf if it never does.
+    """
     # TODO 4, again: your prediction. Set the intensity to the value at the roof's edge, and solve for m.
     ### BEGIN SOLUTION
     edge = itemsize * peak / bandwidth  # FLOPs per number moved
@@ -280,12 +297,18 @@ check("00_one_device/4")
 # %% nbgrader={"grade": false, "grade_id": "show_roofline", "locked": true, "schema_version": 3, "solution": false, "task": false}
 for h in (128, 768, 4096, 12288):  # an A100's data sheet: 312 TFLOP/s in bfloat16, 1.555 TB/s
     fewest = fewest_tokens(h, 4 * h, 2, 312e12, 1.555e12)
-    print(f"A100, MLP of {h:6,}: " + (f"at {fewest:,.0f} tokens or more" if math.isfinite(fewest) else "never"))
+    print(
+        f"A100, MLP of {h:6,}: "
+        + (f"at {fewest:,.0f} tokens or more" if math.isfinite(fewest) else "never")
+    )
 tokens = [1, 4, 16, 64, 256, 1024]
 speeds = [one_device.product_speed(m, 1024, 4096) for m in tokens]
 intensities = [product_intensity(m, 1024, 4096, 4) for m in tokens]
 one_device.roofline(
-    tokens, intensities, speeds, lambda value: attainable_speed(value, machine.peak, machine.memory_bandwidth)
+    tokens,
+    intensities,
+    speeds,
+    lambda value: attainable_speed(value, machine.peak, machine.memory_bandwidth),
 )
 
 # %% [markdown]
@@ -323,7 +346,9 @@ def state_bytes(parameters: int) -> tuple[int, int, int]:
 
 
 def kept_bytes(dim: int, layers: int, vocabulary: int, tokens: int) -> int:
-    """Bytes that blocks, last norm and head keep, in float32, after a forward pass over this many tokens."""
+    """Bytes that blocks, last norm and head keep, in float32,
+    after a forward pass over this many tokens.
+    """
     # TODO 5, again: for each token, and for the head.
     ### BEGIN SOLUTION
     return 4 * (tokens * dim * (16 * layers + 2) + vocabulary * dim)
@@ -331,7 +356,9 @@ def kept_bytes(dim: int, layers: int, vocabulary: int, tokens: int) -> int:
 
 
 def most_sequences(memory: float, parameters: int, sequence_bytes: float) -> int:
-    """How many sequences fit into ``memory`` bytes together with a model, if each keeps ``sequence_bytes``. It may be zero."""
+    """How many sequences fit into ``memory`` bytes together with a model, if each keeps
+    ``sequence_bytes``. It may be zero.
+    """
     # TODO 5, again: does it fit?
     ### BEGIN SOLUTION
     return max(0, int((memory - sum(state_bytes(parameters))) // sequence_bytes))
@@ -376,16 +403,20 @@ one_device.memory(one_device.moments(model, 24, 64), predicted)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def device_days(parameters: float, tokens: float, peak: float, mfu: float) -> float:
-    """Days that one device with this peak (FLOPs a second) takes to train on this many tokens, at this utilization."""
-    # TODO 6: Find out what a model needs: time on one device, devices to hold it, and how fast such needs grow. First,
-    # the days.
+    """Days that one device with this peak (FLOPs a second) takes to train on this many tokens,
+    at this utilization.
+    """
+    # TODO 6: Find out what a model needs: time on one device, devices to hold it, and how fast such
+    # needs grow. First, the days.
     ### BEGIN SOLUTION
     return 6 * parameters * tokens / (peak * mfu) / 86_400
     ### END SOLUTION
 
 
 def fewest_devices(parameters: float, memory: float) -> int:
-    """How many devices of ``memory`` bytes hold weights, gradients and state, if these can be divided evenly."""
+    """How many devices of ``memory`` bytes hold weights, gradients and state,
+    if these can be divided evenly.
+    """
     # TODO 6, again: the number of devices, without activations.
     ### BEGIN SOLUTION
     return math.ceil(16 * parameters / memory)
@@ -393,7 +424,9 @@ def fewest_devices(parameters: float, memory: float) -> int:
 
 
 def doubling_years(first: float, last: float, years: float) -> float:
-    """The doubling time, in years, of a size that grew at a constant rate from ``first`` to ``last`` in ``years``."""
+    """The doubling time, in years, of a size that grew at a constant rate from ``first`` to ``last`` in
+    ``years``.
+    """
     # TODO 6, again: the pace.
     ### BEGIN SOLUTION
     return years * math.log(2) / math.log(last / first)
@@ -404,12 +437,19 @@ def doubling_years(first: float, last: float, years: float) -> float:
 check("00_one_device/6")
 
 # %% nbgrader={"grade": false, "grade_id": "show_growth", "locked": true, "schema_version": 3, "solution": false, "task": false}
-for name, parameters, tokens in (("--size gpu", 136e6, 4e6), ("GPT-3", 175e9, 300e9), ("Llama 3.1", 405e9, 15.6e12)):
-    days = device_days(parameters, tokens, 312e12, 0.4)  # --size gpu: the scripts' model for GPUs, WikiText-2 twice
+for name, parameters, tokens in (
+    ("--size gpu", 136e6, 4e6),  # the scripts' model for GPUs, WikiText-2 twice
+    ("GPT-3", 175e9, 300e9),
+    ("Llama 3.1", 405e9, 15.6e12),
+):
+    days = device_days(parameters, tokens, 312e12, 0.4)
     took = f"{days:,.0f} days" if days >= 1 else f"{86_400 * days:,.0f} seconds"
     print(f"{name:10}{took:>16} on one A100, {fewest_devices(parameters, 40e9):4} of 40 GB to hold it")
-print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 1.6e12, 7.9):.1f} years; "
-      f"V100 (16 GB, 2017.5) to Rubin (288 GB, 2026.6): in {doubling_years(16, 288, 9.1):.1f}")  # fmt: skip
+models, memories = doubling_years(117e6, 1.6e12, 7.9), doubling_years(16, 288, 9.1)
+print(
+    f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {models:.1f} years; "
+    f"V100 (16 GB, 2017.5) to Rubin (288 GB, 2026.6): in {memories:.1f}"
+)
 
 # %% [markdown]
 # ## Where the parallelism is
@@ -443,7 +483,8 @@ print(f"GPT (2018.4) to DeepSeek-V4 (2026.3): doubles in {doubling_years(117e6, 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def step_efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]:
-    """The efficiency for each number of devices, from the seconds that a step takes. ``scaling`` is "strong" or "weak".
+    """The efficiency for each number of devices, from the seconds that a step takes. ``scaling`` is
+    "strong" or "weak".
 
     One device is always among them, with efficiency 1.
     """
@@ -462,7 +503,9 @@ def amdahl(share: float, devices: int) -> float:
 
 
 def gustafson(share: float, devices: int) -> float:
-    """The speed-up with weak scaling if this fraction of a step on that many devices does not grow with the work."""
+    """The speed-up with weak scaling if this fraction of a step on that many devices does not grow with
+    the work.
+    """
     # TODO 7, again: Gustafson's law.
     ### BEGIN SOLUTION
     return share + devices * (1 - share)
@@ -470,7 +513,9 @@ def gustafson(share: float, devices: int) -> float:
 
 
 def fixed_share(speed_up: float, devices: int) -> float:
-    """Amdahl's fraction, from a measured speed-up on several devices. It is negative if the speed-up exceeds their number."""
+    """Amdahl's fraction, from a measured speed-up on several devices.
+    It is negative if the speed-up exceeds their number.
+    """
     # TODO 7, again: the other way round.
     ### BEGIN SOLUTION
     return (devices / speed_up - 1) / (devices - 1)
@@ -506,7 +551,9 @@ check("00_one_device/7")
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def decide(parameters: int, sequence_bytes: float, memory: float, days: float, deadline: float) -> tuple[str, int]:
+def decide(
+    parameters: int, sequence_bytes: float, memory: float, days: float, deadline: float
+) -> tuple[str, int]:
     """How to train, and on at least how many devices, if they scaled perfectly.
 
     Args:
@@ -516,8 +563,8 @@ def decide(parameters: int, sequence_bytes: float, memory: float, days: float, d
     Returns:
         "one device", "data parallel" or "divide the model", and the number of devices.
     """
-    # TODO 8: Decide whether to go parallel. Where the model is divided, each device holds an equal part of weights,
-    # gradients and state, and its own sequence; the deadline counts there, too.
+    # TODO 8: Decide whether to go parallel. Where the model is divided, each device holds an equal part
+    # of weights, gradients and state, and its own sequence; the deadline counts there, too.
     ### BEGIN SOLUTION
     for_time = math.ceil(days / deadline)
     if most_sequences(memory, parameters, sequence_bytes) >= 1:

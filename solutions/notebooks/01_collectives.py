@@ -63,8 +63,8 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-reduce (sum) of the 1-D tensors ``inputs``."""
     # TODO 1: Predict what each rank holds after an all-reduce, an all-gather and a
     # reduce-scatter. Here the all-reduce: each rank holds the sum of all inputs. Ranks
-    # have no memory in common, so writing into one result must not change another: `.clone()` copies a tensor.
-    # All three functions must leave `inputs` unchanged.
+    # have no memory in common, so writing into one result must not change another: `.clone()` copies a
+    # tensor. All three functions must leave `inputs` unchanged.
     ### BEGIN SOLUTION
     total = torch.stack(inputs).sum(dim=0)
     return [total.clone() for _ in inputs]
@@ -73,7 +73,8 @@ def all_reduce(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def all_gather(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each rank holds after an all-gather of the 1-D tensors ``inputs``."""
-    # TODO 1, again: the all-gather. Each rank holds one long vector: all inputs, in the order of the ranks.
+    # TODO 1, again: the all-gather. Each rank holds one long vector: all inputs, in the order of the
+    # ranks.
     ### BEGIN SOLUTION
     return [torch.cat(inputs) for _ in inputs]
     ### END SOLUTION
@@ -126,7 +127,8 @@ check("01_collectives/1")
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def node_and_local_rank(rank: int, ranks_a_node: int) -> tuple[int, int]:
     """The node of a rank, and its number within that node. All count from 0."""
-    # TODO 2: Say where a rank is, and which rank is there. First, from the rank to its node and local rank.
+    # TODO 2: Say where a rank is, and which rank is there. First, from the rank to its node and local
+    # rank.
     ### BEGIN SOLUTION
     return divmod(rank, ranks_a_node)
     ### END SOLUTION
@@ -246,7 +248,9 @@ def tree_broadcast(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 check("01_collectives/3")
 
 # %%
-run = run_on_ranks("01_collectives/tree_broadcast", [torch.full([1000], float(rank)) for rank in range(8)])
+run = run_on_ranks(
+    "01_collectives/tree_broadcast", [torch.full([1000], float(rank)) for rank in range(8)]
+)
 plots.messages(run.messages, "tree_broadcast")
 
 # %% [markdown]
@@ -279,8 +283,8 @@ def first_piece(rank: int, world: int) -> int:
 def ring_reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     """Piece ``rank`` of the sum of all ranks' tensors. You may write into ``tensor``."""
     # TODO 4, again: the reduce-scatter. In each of N - 1 rounds (none if N is 1), every rank sends one
-    # piece to its right neighbour and receives one from its left neighbour at the same time. No message is
-    # longer than a piece, and all messages are complete before you return.
+    # piece to its right neighbour and receives one from its left neighbour at the same time. No message
+    # is longer than a piece, and all messages are complete before you return.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -316,7 +320,9 @@ plots.messages(run.messages, "ring_reduce_scatter")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def arriving_piece(rank: int, step: int, world: int) -> int:
-    """The number of the piece that arrives at a rank in this round of the all-gather. Rounds count from 0."""
+    """The number of the piece that arrives at a rank in this round of the all-gather.
+    Rounds count from 0.
+    """
     # TODO 5: All-gather with a ring. First your prediction: which piece arrives when?
     ### BEGIN SOLUTION
     return (rank - 1 - step) % world
@@ -328,13 +334,14 @@ def ring_all_gather(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor
 
     ``tensor`` is as long as the result. Only its piece ``rank`` has a meaning; overwrite the others.
     """
-    # TODO 5, again: the all-gather, with the same budget as the reduce-scatter: N - 1 rounds; in each of them every
-    # rank sends one piece to its right neighbour and receives one from its left neighbour.
+    # TODO 5, again: the all-gather, with the same budget as the reduce-scatter: N - 1 rounds; in each of
+    # them every rank sends one piece to its right neighbour and receives one from its left neighbour.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     right, left = (rank + 1) % world, (rank - 1) % world
     for step in range(world - 1):
-        works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]
+        leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]
+        works = [dist.isend(leaving, right), dist.irecv(arriving, left)]
         for work in works:
             work.wait()
     return tensor
@@ -363,7 +370,9 @@ plots.messages(run.messages, "ring_all_gather")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce_bytes(nbytes: int, world: int) -> float:
-    """How many bytes each rank sends in a ring all-reduce of ``nbytes`` bytes, a multiple of ``world``."""
+    """How many bytes each rank sends in a ring all-reduce of ``nbytes`` bytes,
+    a multiple of ``world``.
+    """
     # TODO 6: All-reduce with a ring. First your prediction: how many bytes does a rank send?
     ### BEGIN SOLUTION
     return 2 * (world - 1) * nbytes / world
@@ -417,8 +426,8 @@ def all_to_all(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
     All tensors have the same length. You may write into ``tensor``.
     """
-    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes directly to rank j, in a separate message:
-    # N - 1 messages from each rank, in N - 1 rounds. Your own piece needs no message.
+    # TODO 7, again: the exchange. Piece j of `tensor.tensor_split(N)` goes directly to rank j, in a
+    # separate message: N - 1 messages from each rank, in N - 1 rounds. Your own piece needs no message.
     ### BEGIN SOLUTION
     pieces = tensor.tensor_split(world)
     held = [torch.empty_like(pieces[rank]) for _ in range(world)]
@@ -461,7 +470,9 @@ plots.messages(run.messages, "all_to_all")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def ring_cost(nbytes: float, world: int) -> tuple[int, float]:
-    """Rounds of a ring all-reduce of ``nbytes`` (a multiple of ``world``), and bytes, one message per round."""
+    """Rounds of a ring all-reduce of ``nbytes`` (a multiple of ``world``), and bytes,
+    one message per round.
+    """
     # TODO 8: Count what a ring and a tree cost. First the ring.
     ### BEGIN SOLUTION
     rounds = 2 * (world - 1)
@@ -582,7 +593,9 @@ sizes = [0, *(2**k for k in range(10, 23))]
 message_seconds = run_on_ranks("01_collectives/time_messages", [sizes] * 2, timed=True).results[0]
 ring_seconds = run_on_ranks("01_collectives/time_all_reduce", [sizes] * 2, timed=True).results[0]
 alpha, beta = fit(sizes, message_seconds)
-print(f"alpha = {1e6 * alpha:.0f} µs, beta = {1e9 * beta:.2f} ns per byte, which is {1e-9 / beta:.1f} GB/s")
+print(
+    f"alpha = {1e6 * alpha:.0f} µs, beta = {1e9 * beta:.2f} ns per byte, which is {1e-9 / beta:.1f} GB/s"
+)
 plots.cost(
     sizes,
     {

@@ -70,8 +70,8 @@ def whole_gradient(gradients: list[Tensor], samples: list[int]) -> Tensor:
 
 def step_bytes(parameters: int, world: int) -> float:
     """How many bytes each rank sends in a step of data-parallel training with ring all-reduces."""
-    # TODO 1, again: the bytes, for this number of trainable parameters, with gradients in float32. Assume that
-    # they can be cut evenly: the result need not be a whole number.
+    # TODO 1, again: the bytes, for this number of trainable parameters, with gradients in float32.
+    # Assume that they can be cut evenly: the result need not be a whole number.
     ### BEGIN SOLUTION
     return 2 * (world - 1) / world * 4 * parameters
     ### END SOLUTION
@@ -196,7 +196,9 @@ CAP = 1_000_000  # bytes in a bucket, for later
 
 
 def watched_step(method: str, rank: int, world: int) -> dict:
-    """Times in seconds of one step: its backward pass, each gradient, and the end of all communication."""
+    """Times in seconds of one step: its backward pass, each gradient,
+    and the end of all communication.
+    """
     torch.manual_seed(0)
     model = TransformerLM(vocab_size=1000, dim=128, n_heads=4, n_layers=4, max_len=64)
     ready = []
@@ -263,7 +265,9 @@ plots.steps(runs)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def communication_ends(ready: list[float], seconds: list[float]) -> float:
-    """When the last all-reduce ends: number i can start at ``ready[i]`` (ascending), and takes ``seconds[i]``."""
+    """When the last all-reduce ends: number i can start at ``ready[i]`` (ascending),
+    and takes ``seconds[i]``.
+    """
     # TODO 4: Overlap communication with the backward pass. First your prediction: when does it end?
     ### BEGIN SOLUTION
     end = 0.0
@@ -276,10 +280,11 @@ def communication_ends(ready: list[float], seconds: list[float]) -> float:
 def reduce_when_ready(model: nn.Module) -> Callable[[], None]:
     """Average each gradient as soon as it is ready, in every later backward pass.
 
-    Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all ranks.
+    Returns the function to call after each backward pass: it leaves in each ``grad`` the mean over all
+    ranks.
     """
-    # TODO 4, again: the hooks, and the function that finishes. Average the content of `grad` after this pass: an
-    # earlier backward pass may have left something there. Here all ranks use all
+    # TODO 4, again: the hooks, and the function that finishes. Average the content of `grad` after this
+    # pass: an earlier backward pass may have left something there. Here all ranks use all
     # parameters. Budget: one all-reduce for each trainable parameter, started before the next
     # gradient is ready; no wait until the backward pass is complete.
     ### BEGIN SOLUTION
@@ -327,16 +332,19 @@ plots.steps(runs)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def assign_buckets(sizes: list[int], cap: int) -> list[list[int]]:
-    """The buckets, in the order in which they are filled: for each, its parameters' indices in the same order.
+    """The buckets, in the order in which they are filled: for each, its parameters' indices in the same
+    order.
 
     Args:
         sizes: the parameters' bytes, in the model's order; one may be 0. Leave them unchanged.
         cap: bytes that a bucket holds at most, unless a single parameter has more.
     """
     # TODO 5: Assign parameters to buckets, from the last parameter to the first.
-    # Four of 4 bytes each, with a cap of 8, give [[3, 2], [1, 0]]. Each parameter is in exactly one bucket; neighbours
-    # in a bucket are neighbours in the model; a parameter that is larger than the cap is alone in its bucket.
-    # Budget: as few buckets as these rules allow. If several answers have that many, each of them is right.
+    # Four of 4 bytes each, with a cap of 8, give [[3, 2], [1, 0]]. Each parameter is in exactly one
+    # bucket; neighbours in a bucket are neighbours in the model; a parameter that is larger than the cap
+    # is alone in its bucket.
+    # Budget: as few buckets as these rules allow. If several answers have that many, each of them is
+    # right.
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
     room = 0
@@ -366,7 +374,7 @@ BACKWARD = 0.5  # seconds
 def step_ends(cap: int, alpha: float, beta: float, world: int = 64) -> float:
     """Seconds from the start of the backward pass to the end of the last all-reduce."""
     width = 1600
-    attention = [width, width, 3 * width**2, 3 * width, width**2, width]  # norm, q k v, output: weights and biases
+    attention = [width, width, 3 * width**2, 3 * width, width**2, width]  # norm, q k v, output
     mlp = [width, width, 4 * width**2, 4 * width, 4 * width**2, width]
     sizes = [4 * count for count in 48 * [*attention, *mlp]]
     ready, seconds, done = [], [], 0
@@ -379,7 +387,11 @@ def step_ends(cap: int, alpha: float, beta: float, world: int = 64) -> float:
 
 
 # %%
-links = {"5 µs, 25 GB/s": (5e-6, 1 / 25e9), "5 µs, 50 GB/s": (5e-6, 1 / 50e9), "20 µs, 50 GB/s": (20e-6, 1 / 50e9)}
+links = {
+    "5 µs, 25 GB/s": (5e-6, 1 / 25e9),
+    "5 µs, 50 GB/s": (5e-6, 1 / 50e9),
+    "20 µs, 50 GB/s": (20e-6, 1 / 50e9),
+}
 plots.caps([2**k for k in range(12, 34)], links, step_ends, BACKWARD)
 
 # %% [markdown]
@@ -412,8 +424,8 @@ class Bucketed:
     """
 
     def __init__(self, model: nn.Module, cap: int) -> None:
-        """Buckets of at most ``cap`` bytes, from `assign_buckets`. All parameters are float32 and on one device; they
-        and their gradients need not be contiguous."""
+        """Buckets of at most ``cap`` bytes, from `assign_buckets`. All parameters are float32 and on one
+        device; they and their gradients need not be contiguous."""
         self.sync = True
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets = assign_buckets([4 * parameter.numel() for parameter in self.parameters], cap)
@@ -456,9 +468,10 @@ class Bucketed:
         ### END SOLUTION
 
     def finish(self) -> None:
-        """After a backward pass with ``sync``: leave the mean over all ranks in each ``grad``; prepare the next
-        pass."""
-        # TODO 6, again: start the remaining buckets, wait, copy back. You may divide before or after the sum.
+        """After a backward pass with ``sync``: leave the mean over all ranks in each ``grad``; prepare
+        the next pass."""
+        # TODO 6, again: start the remaining buckets, wait, copy back. You may divide before or after the
+        # sum.
         ### BEGIN SOLUTION
         for parameter in self.parameters:
             if parameter not in self.filled:
@@ -503,12 +516,14 @@ def accumulate(model: nn.Module, reducer: Bucketed, micro_batches: list[tuple[Te
     """Leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks.
 
     Args:
-        model: ``model(x, y)`` returns the mean loss of a micro-batch. Gradients are None or zero before the call.
+        model: ``model(x, y)`` returns the mean loss of a micro-batch. Gradients are None or zero before
+            the call.
         reducer: for this model; ``sync`` may be True or False before the call.
         micro_batches: this rank's pairs (x, y), at least one. Every rank has the same number.
     """
     # TODO 7: Accumulate gradients without communication.
-    # Each micro-batch has its own backward pass; in the last one, and not before, the reducer begins to send.
+    # Each micro-batch has its own backward pass; in the last one, and not before, the reducer begins to
+    # send.
     # Budget: a rank sends as many bytes as for a single micro-batch.
     ### BEGIN SOLUTION
     for number, (x, y) in enumerate(micro_batches, start=1):
@@ -554,7 +569,8 @@ def weighted(loss: Tensor, count: int) -> Tensor:
     The plain mean over the ranks of its gradients is the gradient of the mean over all ranks' samples.
     """
     # TODO 8: Weight the loss of unequal shares.
-    # A rank with no samples has count 0 and a loss of 0; at least one rank has samples. Leave the given loss unchanged: it is also reported.
+    # A rank with no samples has count 0 and a loss of 0; at least one rank has samples. Leave the given
+    # loss unchanged: it is also reported.
     # Budget: one all-reduce of one number.
     ### BEGIN SOLUTION
     total = torch.tensor(float(count), device=loss.device)
@@ -582,11 +598,16 @@ check("02_data_parallel/8")
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def with_torch(model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int) -> DistributedDataParallel:
-    """Wrap the model, and leave in each ``grad`` the gradient of the mean loss over all micro-batches of all ranks."""
+def with_torch(
+    model: nn.Module, micro_batches: list[tuple[Tensor, Tensor]], cap: int
+) -> DistributedDataParallel:
+    """Wrap the model, and leave in each ``grad`` the gradient of the mean loss over all micro-batches of
+    all ranks.
+    """
     # TODO 9: Let PyTorch's DistributedDataParallel do the same.
-    # The ranks' models may differ at the start, and passes may leave parameters unused. The budget is the same as for
-    # `accumulate`: no gradient is sent before the last backward pass, and then in buckets of about `cap` bytes.
+    # The ranks' models may differ at the start, and passes may leave parameters unused. The budget is
+    # the same as for `accumulate`: no gradient is sent before the last backward pass, and then in
+    # buckets of about `cap` bytes.
     ### BEGIN SOLUTION
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20, find_unused_parameters=True)
     *others, last = micro_batches
@@ -632,7 +653,9 @@ def made_text() -> Tensor:
 
 
 def batch_of(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step: 12 windows of 16 words, and the words that follow. The same on every rank."""
+    """The global batch of a step: 12 windows of 16 words, and the words that follow.
+    The same on every rank.
+    """
     starts = torch.randint(len(text) - 16, (12,), generator=torch.Generator().manual_seed(step))
     windows = torch.stack([text[start : start + 17] for start in starts.tolist()])
     return windows[:, :-1], windows[:, 1:]
@@ -660,7 +683,9 @@ def train_alone(text: Tensor) -> list[float]:
 
 
 def train_together(text: Tensor, rank: int, world: int) -> list[float]:
-    """The same on ranks that start with different weights: this rank's losses, of its share of each batch."""
+    """The same on ranks that start with different weights: this rank's losses,
+    of its share of each batch.
+    """
     model, losses = small_model(seed=rank), []
     broadcast_state(model)
     reducer = Bucketed(model, 20_000)
@@ -679,7 +704,9 @@ def train_together(text: Tensor, rank: int, world: int) -> list[float]:
 # %%
 text = made_text()
 shares = run_on_ranks("02_data_parallel/train_together", [text] * 3).results
-plots.losses(train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for step in zip(*shares, strict=True)]})
+plots.losses(
+    train_alone(text), {"3 ranks, your buckets": [sum(step) / 3 for step in zip(*shares, strict=True)]}
+)
 
 # %% [markdown]
 # On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a

@@ -63,7 +63,9 @@ from utils.model import TransformerLM
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
-    """Bytes that the weight, gradient and AdamW state of one parameter take, for "float32" or "mixed"."""
+    """Bytes that the weight, gradient and AdamW state of one parameter take,
+    for "float32" or "mixed".
+    """
     # TODO 1: Predict the bytes that each rank holds. First the bytes of one parameter, on one rank.
     # A master weight counts as optimizer state.
     ### BEGIN SOLUTION
@@ -71,10 +73,14 @@ def bytes_a_parameter(precision: str) -> tuple[int, int, int]:
     ### END SOLUTION
 
 
-def predicted_bytes(parameters: int, world: int, stage: int, precision: str) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and optimizer state that one of ``world`` ranks holds in a stage from 0 to 3.
+def predicted_bytes(
+    parameters: int, world: int, stage: int, precision: str
+) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer state that one of ``world`` ranks holds in a stage
+    from 0 to 3.
 
-    Assume that parameters can be divided evenly, whatever their number: a share need not be a whole number.
+    Assume that parameters can be divided evenly, whatever their number: a share need not be a whole
+    number.
     """
     # TODO 1, again: what a rank holds of each.
     ### BEGIN SOLUTION
@@ -140,7 +146,9 @@ def filled(part: Tensor, size: int) -> Tensor:
 
 
 def joined(shards: Tensor, shape: torch.Size) -> Tensor:
-    """The tensor of this shape from ``shards``: the shards of all ranks, in order, in one long vector."""
+    """The tensor of this shape from ``shards``: the shards of all ranks, in order,
+    in one long vector.
+    """
     # TODO 2, again: put the shards back together, without the padding.
     ### BEGIN SOLUTION
     return shards[: shape.numel()].view(shape)
@@ -188,13 +196,20 @@ def gather_shards(shards: list[Tensor], world: int) -> list[Tensor]:
 
 @torch.no_grad()
 def reduce_to_shards(tensors: list[Tensor], world: int) -> list[Tensor]:
-    """For each tensor, this rank's shard of its mean over all ranks, whose ``tensors`` have equal shapes and dtype."""
-    # TODO 3, again: reduce, so that each rank gets its own shards of the mean and no others. `my_part` and `filled` make
-    # a rank's shard.
+    """For each tensor, this rank's shard of its mean over all ranks,
+    whose ``tensors`` have equal shapes and dtype.
+    """
+    # TODO 3, again: reduce, so that each rank gets its own shards of the mean and no others. `my_part`
+    # and `filled` make a rank's shard.
     ### BEGIN SOLUTION
     sizes = [shard_size(tensor.numel(), world) for tensor in tensors]
     rows = [
-        torch.cat([filled(my_part(tensor, rank, world), size) for tensor, size in zip(tensors, sizes, strict=True)])
+        torch.cat(
+            [
+                filled(my_part(tensor, rank, world), size)
+                for tensor, size in zip(tensors, sizes, strict=True)
+            ]
+        )
         for rank in range(world)
     ]
     mine = torch.empty_like(rows[0])
@@ -227,13 +242,18 @@ class ShardedOptimizer:
     """A torch optimizer, divided among the ranks: stages 1 and 2.
 
     Args:
-        groups: parameter groups, dictionaries with "params" and, optionally, options. Frozen parameters are ignored.
+        groups: parameter groups, dictionaries with "params" and, optionally, options. Frozen parameters
+            are ignored.
         kind: the class of the optimizer; ``options`` are its arguments.
     """
 
-    def __init__(self, groups: list[dict], kind: type, rank: int, world: int, stage: int = 1, **options) -> None:
+    def __init__(
+        self, groups: list[dict], kind: type, rank: int, world: int, stage: int = 1, **options
+    ) -> None:
         self.rank, self.world, self.stage = rank, world, stage
-        groups = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
+        groups = [
+            {**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
+        ]
         self.parameters = [p for group in groups for p in group["params"]]
         self.optimizer = kind(parts_in_groups(groups, rank, world), **options)
         self.parts = [p for group in self.param_groups for p in group["params"]]
@@ -265,7 +285,9 @@ class ShardedOptimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
-    """The same groups with the same options, but with this rank's trainable part in place of each parameter."""
+    """The same groups with the same options, but with this rank's trainable part in place of each
+    parameter.
+    """
     # TODO 4: Step only this rank's parts (ZeRO stage 1). First, the optimizer's input.
     # A step on a part must change the weight itself, and need no memory except for the state: use views.
     # An optimizer takes leaf tensors that require a gradient. Leave the given groups unchanged.
@@ -281,7 +303,8 @@ def parts_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
 def share_gradients(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
     """Set the ``grad`` of each part to its part of the mean gradient over all ranks."""
     # TODO 4, again: before the step, with one collective. Shards may be longer than parts. An empty part
-    # gets an empty gradient, so that the optimizer keeps state for it and all ranks' states have the same entries.
+    # gets an empty gradient, so that the optimizer keeps state for it and all ranks' states have the
+    # same entries.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad for p in parameters], world)
     for part, shard in zip(parts, shards, strict=True):
@@ -344,7 +367,11 @@ def measure(stage: int, rank: int, world: int) -> dict[str, int]:
     model = small_model()
     groups = in_two_groups(model)
     with Storages(model.parameters()) as storages:
-        optimizer = ShardedOptimizer(groups, torch.optim.AdamW, rank, world, stage) if stage else PlainOptimizer(groups)
+        optimizer = (
+            ShardedOptimizer(groups, torch.optim.AdamW, rank, world, stage)
+            if stage
+            else PlainOptimizer(groups)
+        )
         for step in range(2):
             tokens = batch_of(rank)
             optimizer.zero_grad()
@@ -379,18 +406,21 @@ plots.held(bytes_held, predictions)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
-    """The state dictionary that a plain optimizer of ``parameters`` would have, from the state of this rank's parts.
+    """The state dictionary that a plain optimizer of ``parameters`` would have, from the state of this
+    rank's parts.
 
     Change neither ``state_dict`` nor what it refers to: the optimizer continues to use it.
     """
-    # TODO 5: Save and load the state of all ranks. First, put it together. Every tensor that is as long as the part
-    # becomes as large as the parameter; keep single numbers, and whatever is not a tensor.
+    # TODO 5: Save and load the state of all ranks. First, put it together. Every tensor that is as long
+    # as the part becomes as large as the parameter; keep single numbers, and whatever is not a tensor.
     ### BEGIN SOLUTION
     state = {}
     for number, values in state_dict["state"].items():
         shape, size = parameters[number].shape, shard_size(parameters[number].numel(), world)
         state[number] = {
-            name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value
+            name: joined(gather_shards([filled(value, size)], world)[0], shape)
+            if is_long(value)
+            else value
             for name, value in values.items()
         }
     return {**state_dict, "state": state}
@@ -398,7 +428,9 @@ def whole_state(state_dict: dict, parameters: list[Tensor], world: int) -> dict:
 
 
 def state_of_parts(whole: dict, rank: int, world: int) -> dict:
-    """This rank's part of a whole state dictionary. Changes nothing in ``whole``, and keeps none of it alive."""
+    """This rank's part of a whole state dictionary. Changes nothing in ``whole``,
+    and keeps none of it alive.
+    """
     # TODO 5, again: take this rank's part.
     ### BEGIN SOLUTION
     state = {
@@ -435,7 +467,9 @@ check("03_zero/5")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def reduce_when_ready(parameters: list[Tensor], parts: list[Tensor], world: int) -> None:
-    """From now on, when a gradient is ready: reduce it, add this rank's part to the part's ``grad``, and free it."""
+    """From now on, when a gradient is ready: reduce it, add this rank's part to the part's ``grad``,
+    and free it.
+    """
 
     # TODO 6: Reduce gradients in the backward pass, and free them (ZeRO stage 2).
     # One reduce-scatter for each parameter and backward pass. An empty part gets a gradient, too.
@@ -473,8 +507,11 @@ plots.held(bytes_held, predictions)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def sent_bytes(nbytes: int, world: int, stage: int) -> float:
-    """Bytes each rank sends per step, with ``nbytes`` of weights, as many of gradients, and a stage from 0 to 3."""
-    # TODO 7: Predict what a rank sends in a step. Assume even division: the result need not be a whole number.
+    """Bytes each rank sends per step, with ``nbytes`` of weights, as many of gradients,
+    and a stage from 0 to 3.
+    """
+    # TODO 7: Predict what a rank sends in a step. Assume even division: the result need not be a whole
+    # number.
     ### BEGIN SOLUTION
     rings = 3 if stage == 3 else 2
     return rings * (world - 1) / world * nbytes
@@ -515,14 +552,18 @@ class Unit:
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], rank: int, world: int) -> None:
         self.module, self.parameters, self.world = module, parameters, world
         self.shards = [
-            nn.Parameter(filled(my_part(p.detach(), rank, world), shard_size(p.numel(), world)), p.requires_grad)
+            nn.Parameter(
+                filled(my_part(p.detach(), rank, world), shard_size(p.numel(), world)), p.requires_grad
+            )
             for p in parameters
         ]
         reshard(self)
 
 
 def make_units(model: TransformerLM, rank: int, world: int) -> list[Unit]:
-    """A unit for each block, and one for the rest. A parameter that is used by two layers is in one unit, once."""
+    """A unit for each block, and one for the rest.
+    A parameter that is used by two layers is in one unit, once.
+    """
     in_blocks = {p for block in model.blocks for p in block.parameters()}
     rest = [p for p in model.parameters() if p not in in_blocks]
     members = [(block, list(block.parameters())) for block in model.blocks]
@@ -531,8 +572,11 @@ def make_units(model: TransformerLM, rank: int, world: int) -> list[Unit]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def unshard(unit: Unit) -> None:
-    """Allocate the unit's parameters and fill them from all ranks' shards. If they are already whole, do nothing."""
-    # TODO 8: Make the parameters of a unit whole, and free them again. First, whole: with one all-gather.
+    """Allocate the unit's parameters and fill them from all ranks' shards. If they are already whole,
+    do nothing.
+    """
+    # TODO 8: Make the parameters of a unit whole, and free them again. First, whole: with one
+    # all-gather.
     ### BEGIN SOLUTION
     if unit.parameters[0].untyped_storage().nbytes():
         return
@@ -587,11 +631,15 @@ check("03_zero/8")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish(unit: Unit) -> None:
-    """After the unit's backward pass: add reduced gradients to the shards; free whole gradients and weights."""
+    """After the unit's backward pass: add reduced gradients to the shards;
+    free whole gradients and weights.
+    """
     # TODO 9: Gather, free and reduce through a whole step (ZeRO stage 3). First, the work to do when
     # all gradients of a unit are ready: one reduce-scatter, and no whole tensor remains.
     ### BEGIN SOLUTION
-    trained = [(p, shard) for p, shard in zip(unit.parameters, unit.shards, strict=True) if p.requires_grad]
+    trained = [
+        (p, shard) for p, shard in zip(unit.parameters, unit.shards, strict=True) if p.requires_grad
+    ]
     means = reduce_to_shards([p.grad for p, _ in trained], unit.world)
     for (p, shard), mean in zip(trained, means, strict=True):
         shard.grad = mean if shard.grad is None else shard.grad + mean
@@ -601,10 +649,13 @@ def finish(unit: Unit) -> None:
 
 
 def attach(unit: Unit) -> None:
-    """From now on, keep the unit whole while its module computes, forward and backward, and finish it afterwards."""
-    # TODO 9, again: decide when unshard, reshard and finish are called. Each forward pass and each backward pass
-    # gathers a unit at most once, and each backward pass reduces it once. Between the two passes a block is freed
-    # (the rest may stay whole); after an evaluation, which has no backward pass, nothing stays whole.
+    """From now on, keep the unit whole while its module computes, forward and backward,
+    and finish it afterwards.
+    """
+    # TODO 9, again: decide when unshard, reshard and finish are called. Each forward pass and each
+    # backward pass gathers a unit at most once, and each backward pass reduces it once. Between the two
+    # passes a block is freed (the rest may stay whole); after an evaluation, which has no backward pass,
+    # nothing stays whole.
     ### BEGIN SOLUTION
     trained = [p for p in unit.parameters if p.requires_grad]
     missing = set(trained)
@@ -645,7 +696,9 @@ def measure_stage_3(_: None, rank: int, world: int) -> dict[str, int]:
         units = make_units(model, rank, world)
         for unit in units:
             attach(unit)
-        shard_of = {p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards, strict=True)}
+        shard_of = {
+            p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards, strict=True)
+        }
         groups = [{**group, "params": [shard_of[p] for p in group["params"]]} for group in groups]
         optimizer = torch.optim.AdamW(groups)
         for step in range(2):
@@ -678,7 +731,8 @@ def one_step(stage: int, rank: int, world: int) -> None:
 bytes_held["stage 3"] = run_on_ranks("03_zero/measure_stage_3", [None] * 3).results
 predictions["stage 3"] = predicted_bytes(n_parameters, 3, 3, "float32")
 for name, ranks in bytes_held.items():
-    print(f"{name}: {max(sum(mine.values()) for mine in ranks):,} bytes held, {sum(predictions[name]):,.1f} predicted")
+    most = max(sum(mine.values()) for mine in ranks)
+    print(f"{name}: {most:,} bytes held, {sum(predictions[name]):,.1f} predicted")
 plots.held(bytes_held, predictions)
 
 # %% [markdown]
@@ -687,7 +741,9 @@ plots.held(bytes_held, predictions)
 # What did it cost? Each bar shows the bytes that one rank sends in a step; the lines are your predictions.
 
 # %%
-collectives = {f"stage {stage}": run_on_ranks("03_zero/one_step", [stage] * 3).collectives for stage in range(4)}
+collectives = {
+    f"stage {stage}": run_on_ranks("03_zero/one_step", [stage] * 3).collectives for stage in range(4)
+}
 plots.sent(collectives, {f"stage {stage}": sent_bytes(4 * n_parameters, 3, stage) for stage in range(4)})
 
 # %% [markdown]
@@ -713,11 +769,15 @@ print(f"1 minus 1000 × 0.001 in bfloat16: {short.item():.3f}, in float32: {mast
 
 # %%
 class MixedOptimizer:
-    """Stage 1 for parameters in bfloat16, with master weights in float32. The rest is as in ShardedOptimizer."""
+    """Stage 1 for parameters in bfloat16, with master weights in float32.
+    The rest is as in ShardedOptimizer.
+    """
 
     def __init__(self, groups: list[dict], kind: type, rank: int, world: int, **options) -> None:
         self.rank, self.world = rank, world
-        groups = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
+        groups = [
+            {**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
+        ]
         self.parameters = [p for group in groups for p in group["params"]]
         self.optimizer = kind(masters_in_groups(groups, rank, world), **options)
         self.masters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -737,18 +797,28 @@ class MixedOptimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def masters_in_groups(groups: list[dict], rank: int, world: int) -> list[dict]:
-    """The same groups and options, but with a master in place of each parameter: this rank's part in float32."""
-    # TODO 10: Train bfloat16 weights with float32 masters. First, the masters. They have their own memory.
+    """The same groups and options, but with a master in place of each parameter:
+    this rank's part in float32.
+    """
+    # TODO 10: Train bfloat16 weights with float32 masters. First, the masters. They have their own
+    # memory.
     ### BEGIN SOLUTION
     return [
-        {**group, "params": [my_part(p.detach(), rank, world).float().requires_grad_() for p in group["params"]]}
+        {
+            **group,
+            "params": [
+                my_part(p.detach(), rank, world).float().requires_grad_() for p in group["params"]
+            ],
+        }
         for group in groups
     ]
     ### END SOLUTION
 
 
 def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int) -> None:
-    """Give each master its part of the mean gradient over all ranks, added up in float32 from bfloat16 gradients."""
+    """Give each master its part of the mean gradient over all ranks,
+    added up in float32 from bfloat16 gradients.
+    """
     # TODO 10, again: before the step. An empty master gets a gradient, too.
     ### BEGIN SOLUTION
     shards = reduce_to_shards([p.grad.float() for p in parameters], world)
@@ -759,7 +829,9 @@ def share_in_float32(parameters: list[Tensor], masters: list[Tensor], world: int
 
 @torch.no_grad()
 def write_back(parameters: list[Tensor], masters: list[Tensor], rank: int, world: int) -> None:
-    """Round the masters into this rank's parts of the parameters. The parameters gathered afterwards are bfloat16."""
+    """Round the masters into this rank's parts of the parameters.
+    The parameters gathered afterwards are bfloat16.
+    """
     # TODO 10, again: after the step, and before the weights are gathered.
     ### BEGIN SOLUTION
     for parameter, master in zip(parameters, masters, strict=True):
@@ -809,7 +881,9 @@ def made_text() -> Tensor:
 
 
 def step_of(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step: 12 windows of 16 words, and the words that follow. The same on every rank."""
+    """The global batch of a step: 12 windows of 16 words, and the words that follow.
+    The same on every rank.
+    """
     starts = torch.randint(len(text) - 16, (12,), generator=torch.Generator().manual_seed(step))
     windows = torch.stack([text[start : start + 17] for start in starts.tolist()])
     return windows[:, :-1], windows[:, 1:]
@@ -838,7 +912,9 @@ def train_in_shards(text: Tensor, rank: int, world: int) -> list[float]:
     units = make_units(model, rank, world)
     for unit in units:
         attach(unit)
-    shard_of = {p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards, strict=True)}
+    shard_of = {
+        p: shard for unit in units for p, shard in zip(unit.parameters, unit.shards, strict=True)
+    }
     groups = [{**group, "params": [shard_of[p] for p in group["params"]]} for group in groups]
     optimizer = torch.optim.SGD(groups, lr=0.3, momentum=0.5)
     for step in range(STEPS):
@@ -854,7 +930,9 @@ def train_in_shards(text: Tensor, rank: int, world: int) -> list[float]:
 # %%
 text = made_text()
 shares = run_on_ranks("03_zero/train_in_shards", [text] * 3).results
-plots.losses(train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for step in zip(*shares, strict=True)]})
+plots.losses(
+    train_alone(text), {"3 ranks, your stage 3": [sum(step) / 3 for step in zip(*shares, strict=True)]}
+)
 
 # %% [markdown]
 # On the left the dots lie on the line; the right-hand picture shows the difference: the rounding of sums in a different

@@ -89,9 +89,11 @@ def fsdp_bytes(dim: int, world: int) -> float:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def even_tokens(dim: int, world: int) -> float:
-    """The tokens in a batch, not rounded, at which a rank sends as many bytes with tensor parallelism as with FSDP.
+    """The tokens in a batch, not rounded, at which a rank sends as many bytes with tensor parallelism as
+    with FSDP.
 
-    The ``world`` ranks, 2 or more, train on this batch together: it is the whole batch, not one rank's part.
+    The ``world`` ranks, 2 or more, train on this batch together: it is the whole batch, not one rank's
+    part.
     """
     # TODO 1: Find the batch size at which tensor parallelism and FSDP send the same number of bytes.
     ### BEGIN SOLUTION
@@ -104,7 +106,8 @@ for tokens in (1_000, 4_000, 16_000, 64_000):
     sent = {"tensor parallelism": tensor_parallel_bytes(1, tokens, 4096, 8), "FSDP": fsdp_bytes(4096, 8)}
     print(f"{tokens:6,} tokens of width 4096, on 8 ranks, for one block:")
     for how, nbytes in sent.items():
-        print(f"    {how:18} {nbytes / 1e9:5.2f} GB from each rank, {nbytes / tokens / 1e3:6,.0f} kB a token")
+        each, share = nbytes / 1e9, nbytes / tokens / 1e3
+        print(f"    {how:18} {each:5.2f} GB from each rank, {share:6,.0f} kB a token")
 print(f"equal at {even_tokens(4096, 8):,.0f} tokens")
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
@@ -159,8 +162,9 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
-        # TODO 2: Write the conjugate pair f and g. First f, forward. Budget for each sum: the bytes of one all-reduce,
-        # 2 (t - 1)/t of the tensor; gathering all summands on each rank sends t/2 times as many.
+        # TODO 2: Write the conjugate pair f and g. First f, forward. Budget for each sum: the bytes of
+        # one all-reduce, 2 (t - 1)/t of the tensor; gathering all summands on each rank sends t/2 times
+        # as many.
         ### BEGIN SOLUTION
         return x.view_as(x)
         ### END SOLUTION
@@ -252,7 +256,9 @@ print(run_on_ranks("04_tensor_parallel/slopes", [1.0, 1.0, 1.0]).results)
 
 # %%
 def sharded(whole: Tensor, dim: int, rank: int, world: int) -> nn.Parameter:
-    """This rank's shard of a parameter, as a parameter. It is marked, since shards and copies differ later."""
+    """This rank's shard of a parameter, as a parameter. It is marked,
+    since shards and copies differ later.
+    """
     shard = nn.Parameter(my_shard(whole.detach(), dim, rank, world), whole.requires_grad)
     shard.sharded = True
     return shard
@@ -268,7 +274,9 @@ def is_sharded(parameter: Tensor) -> bool:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_shard(whole: Tensor, dim: int, rank: int, world: int) -> Tensor:
-    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory, so the whole can be freed."""
+    """This rank's part of a tensor, cut along ``dim``: contiguous, in its own memory,
+    so the whole can be freed.
+    """
     # TODO 3: Cut linear layers by columns and by rows. First, this rank's part of a tensor.
     ### BEGIN SOLUTION
     size = -(-whole.shape[dim] // world)
@@ -281,7 +289,8 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, rank: int, world: int) -> None:
         super().__init__()
-        # TODO 3, again: self.weight and self.bias, with `sharded` or `replicated`. A layer without a bias has None.
+        # TODO 3, again: self.weight and self.bias, with `sharded` or `replicated`. A layer without a
+        # bias has None.
         ### BEGIN SOLUTION
         self.weight = sharded(whole.weight, 0, rank, world)
         self.bias = None if whole.bias is None else sharded(whole.bias, 0, rank, world)
@@ -341,7 +350,9 @@ check("04_tensor_parallel/3")
 class ParallelMLP(nn.Module):
     """An MLP on all ranks: two linear layers, ``whole.up`` and ``whole.down``, and GELU between them."""
 
-    def __init__(self, whole: MLP, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+    def __init__(
+        self, whole: MLP, rank: int, world: int, enter: Callable = f, join: Callable = g
+    ) -> None:
         super().__init__()
         self.enter, self.join = enter, join
         # TODO 4: Build an MLP with one all-reduce forward and one backward. First self.up and self.down.
@@ -391,17 +402,20 @@ check("04_tensor_parallel/4")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class ParallelAttention(nn.Module):
-    """Causal self-attention on all ranks, by whole heads. ``whole`` has layers q, k, v and out, and ``head_dim``.
+    """Causal self-attention on all ranks, by whole heads. ``whole`` has layers q, k, v and out, and
+    ``head_dim``.
 
     Raises:
         ValueError: the number of heads is not divisible by the number of ranks.
     """
 
-    def __init__(self, whole: Attention, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+    def __init__(
+        self, whole: Attention, rank: int, world: int, enter: Callable = f, join: Callable = g
+    ) -> None:
         super().__init__()
         self.enter, self.join, self.head_dim = enter, join, whole.head_dim
-        # TODO 5: Divide the heads of attention among the ranks. First refuse what cannot be divided, with a ValueError
-        # whose text names both numbers, heads and ranks; then the layers.
+        # TODO 5: Divide the heads of attention among the ranks. First refuse what cannot be divided,
+        # with a ValueError whose text names both numbers, heads and ranks; then the layers.
         ### BEGIN SOLUTION
         heads = whole.q.out_features // whole.head_dim
         if heads % world:
@@ -418,7 +432,8 @@ class ParallelAttention(nn.Module):
         x_BTD = self.enter(x_BTD)
         B, T, _ = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
-            project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2) for project in (self.q, self.k, self.v)
+            project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
         )
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1), self.join)
@@ -463,7 +478,8 @@ class ParallelEmbedding(nn.Module):
     def __init__(self, whole: nn.Embedding, rank: int, world: int, join: Callable = g) -> None:
         super().__init__()
         self.join = join
-        # TODO 6: Divide the words of the embedding among the ranks. First self.weight, and the index of its first word.
+        # TODO 6: Divide the words of the embedding among the ranks. First self.weight, and the index of
+        # its first word.
         ### BEGIN SOLUTION
         self.weight = sharded(whole.weight, 0, rank, world)
         self.first = rank * -(-whole.num_embeddings // world)
@@ -515,11 +531,12 @@ def parallel_loss(logits: Tensor, y: Tensor, first: int, ignore: int) -> Tensor:
     """Mean cross-entropy in nats, a float32 scalar, the same on all ranks; 0 where no target counts.
 
     Args:
-        logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of these words.
+        logits: (…, words of this rank), float32 or bfloat16; ``first`` is the number of the first of
+            these words.
         y: int64 (…), the targets, as numbers of the whole vocabulary; ``ignore`` does not count.
     """
-    # TODO 7: Compute the loss while no rank has all logits. The messages of both passes have at most four numbers a
-    # token.
+    # TODO 7: Compute the loss while no rank has all logits. The messages of both passes have at most
+    # four numbers a token.
     ### BEGIN SOLUTION
     logits = logits.float()
     maximum = logits.detach().amax(dim=-1)
@@ -543,8 +560,11 @@ check("04_tensor_parallel/7")
 
 # %%
 def loss_by_torch(_: None, rank: int, world: int) -> list[float]:
-    """Torch's loss of sharded logits and yours: for four targets that count, then for four that do not."""
-    from torch.distributed.device_mesh import init_device_mesh  # imported here, since it takes a moment on each rank
+    """Torch's loss of sharded logits and yours: for four targets that count,
+    then for four that do not.
+    """
+    # imported here, since it takes a moment on each rank
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -561,7 +581,8 @@ def loss_by_torch(_: None, rank: int, world: int) -> list[float]:
 
 
 # %%
-(some, yours_some, none, yours_none), _ = run_on_ranks("04_tensor_parallel/loss_by_torch", [None] * 2).results
+both = run_on_ranks("04_tensor_parallel/loss_by_torch", [None] * 2).results
+(some, yours_some, none, yours_none), _ = both
 print(f"all targets count: torch {some:.4f}, yours {yours_some:.4f}")
 print(f"none counts:       torch {none:.4f}, yours {yours_none:.4f}")
 
@@ -578,7 +599,9 @@ print(f"none counts:       torch {none:.4f}, yours {yours_none:.4f}")
 
 # %%
 class ParallelBlock(nn.Module):
-    def __init__(self, whole: Block, rank: int, world: int, enter: Callable = f, join: Callable = g) -> None:
+    def __init__(
+        self, whole: Block, rank: int, world: int, enter: Callable = f, join: Callable = g
+    ) -> None:
         super().__init__()
         self.attention_norm = copy.deepcopy(whole.attention_norm)
         self.attention = ParallelAttention(whole.attention, rank, world, enter, join)
@@ -604,7 +627,9 @@ class ParallelLM(nn.Module):
         self.first_word = rank * -(-whole.config["vocab_size"] // world)
         self.token_embedding = ParallelEmbedding(whole.token_embedding, rank, world, self.join)
         self.position_embedding = copy.deepcopy(whole.position_embedding)
-        self.blocks = nn.ModuleList(ParallelBlock(block, rank, world, self.enter, self.join) for block in whole.blocks)
+        self.blocks = nn.ModuleList(
+            ParallelBlock(block, rank, world, self.enter, self.join) for block in whole.blocks
+        )
         self.norm = copy.deepcopy(whole.norm)
         self.head = ColumnLinear(whole.head, rank, world)
 
@@ -696,17 +721,24 @@ for rank, seen in enumerate(ranks):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gathered(x_BTD: Tensor) -> Tensor:
-    """(B, T, D): the tokens of all ranks, in order, from each rank's (B, T / ranks, D). Autograd does not see it."""
+    """(B, T, D): the tokens of all ranks, in order, from each rank's (B, T / ranks, D).
+    Autograd does not see it.
+    """
     # TODO 8: Gather and scatter along the sequence. First, gather: one message, of this rank's tokens.
     ### BEGIN SOLUTION
-    pieces = [torch.empty_like(x_BTD, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
+    pieces = [
+        torch.empty_like(x_BTD, memory_format=torch.contiguous_format)
+        for _ in range(dist.get_world_size())
+    ]
     dist.all_gather(pieces, x_BTD.contiguous())
     return torch.cat(pieces, dim=1)
     ### END SOLUTION
 
 
 def reduced(x_BTD: Tensor) -> Tensor:
-    """(B, T / ranks, D): this rank's tokens of the sum of all ranks' (B, T, D). Autograd does not see it."""
+    """(B, T / ranks, D): this rank's tokens of the sum of all ranks' (B, T, D).
+    Autograd does not see it.
+    """
     # TODO 8, again: reduce and scatter. An all-reduce would send twice as much.
     ### BEGIN SOLUTION
     pieces = [piece.contiguous() for piece in x_BTD.chunk(dist.get_world_size(), dim=1)]
@@ -779,11 +811,14 @@ for rank, seen in enumerate(run_on_ranks("04_tensor_parallel/one_step", [True] *
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """After a backward pass with sequence parallelism: complete the gradients that cover only some of the tokens.
+    """After a backward pass with sequence parallelism: complete the gradients that cover only some of
+    the tokens.
 
-    A parameter without a gradient (a frozen one) has none on all ranks, and keeps none. There may be nothing to do.
+    A parameter without a gradient (a frozen one) has none on all ranks, and keeps none. There may be
+    nothing to do.
     """
-    # TODO 9: Sum the gradients of those parameters, and only those, that have seen only this rank's tokens.
+    # TODO 9: Sum the gradients of those parameters, and only those, that have seen only this rank's
+    # tokens.
     ### BEGIN SOLUTION
     for parameter in parameters:
         if not is_sharded(parameter) and parameter.grad is not None:
@@ -828,7 +863,8 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
     ``how`` is "tensor", "sequence" or "sequence, gathered again".
     """
-    # TODO 10: Predict what sequence parallelism saves: which rows of the table does each of the three ways divide?
+    # TODO 10: Predict what sequence parallelism saves: which rows of the table does each of the three
+    # ways divide?
     ### BEGIN SOLUTION
     stream, norms, inside = 2, 2, 12  # times `dim` numbers a token
     numbers = inside / world
@@ -840,7 +876,8 @@ def block_keeps(batch: int, length: int, dim: int, world: int, how: str) -> floa
 
 def block_sends(batch: int, length: int, dim: int, world: int, how: str) -> float:
     """Bytes that a rank sends for one block in a step, forward and backward."""
-    ways = 10 if how == "sequence, gathered again" else 8  # passes around the ring; an all-reduce takes two
+    # passes around the ring; an all-reduce takes two
+    ways = 10 if how == "sequence, gathered again" else 8
     return ways * (world - 1) / world * 4 * batch * length * dim
 
 
@@ -874,8 +911,12 @@ for how, sequence in (("tensor", False), ("sequence", True)):
     kept[how] = max(run.results)  # all keep the same
     sent[how] = sum(call.sent for call in run.collectives if call.rank == 0)
     print(f"{how}: {kept[how]:,} bytes kept, {block_keeps(2, 64, 48, 4, how):,.0f} predicted")
-    print(f"{' ' * len(how)}  {sent[how]:,.0f} bytes sent, {block_sends(2, 64, 48, 4, how):,.0f} predicted")
-predicted = {how: block_keeps(2, 64, 48, 4, how) for how in ("tensor", "sequence", "sequence, gathered again")}
+    print(
+        f"{' ' * len(how)}  {sent[how]:,.0f} bytes sent, {block_sends(2, 64, 48, 4, how):,.0f} predicted"
+    )
+predicted = {
+    how: block_keeps(2, 64, 48, 4, how) for how in ("tensor", "sequence", "sequence, gathered again")
+}
 plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 
 # %% [markdown]
@@ -895,7 +936,8 @@ plots.kept(kept, predicted, serial=block_keeps(2, 64, 48, 1, "tensor"))
 
 # %% nbgrader={"grade": false, "grade_id": "todo_11", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of the whole model's gradient, 0-dim float32, the same on all ranks. The gradients are finished.
+    """The norm of the whole model's gradient, 0-dim float32, the same on all ranks. The gradients are
+    finished.
 
     Parameters without a gradient do not count.
     """
@@ -940,16 +982,20 @@ check("04_tensor_parallel/11")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_generators(seed: int, rank: int) -> tuple[torch.Generator, torch.Generator]:
-    """The generator that is the same on all ranks, and this rank's own. All ranks are given the same seed."""
-    # TODO 12: Draw the same mask where the ranks have copies, and different ones where they have parts. First, the
-    # generators.
+    """The generator that is the same on all ranks, and this rank's own.
+    All ranks are given the same seed.
+    """
+    # TODO 12: Draw the same mask where the ranks have copies, and different ones where they have parts.
+    # First, the generators.
     ### BEGIN SOLUTION
     return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1 + rank)
     ### END SOLUTION
 
 
 def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
-    """x with each number dropped with probability p < 1, the others scaled; the mask is drawn from the generator."""
+    """x with each number dropped with probability p < 1, the others scaled;
+    the mask is drawn from the generator.
+    """
     # TODO 12, again: dropout with a generator.
     ### BEGIN SOLUTION
     kept = torch.rand(x.shape, generator=generator) >= p
@@ -958,9 +1004,11 @@ def dropout(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
 
 
 def draws_alike(place: str, sequence: bool) -> bool:
-    """Whether all ranks draw the same mask, with and without sequence parallelism, in one of these places:
+    """Whether all ranks draw the same mask, with and without sequence parallelism, in one of these
+    places:
 
-    "embedding": on the sum of the two embeddings. "attention": on the weights with which a head mixes the values.
+    "embedding": on the sum of the two embeddings. "attention": on the weights with which a head mixes
+    the values.
     "hidden": on the result of the MLP's GELU. "residual": on what attention or MLP adds to the stream.
     """
     # TODO 12, again: which generator is used where.
@@ -998,7 +1046,8 @@ check("04_tensor_parallel/12")
 
 # %%
 TOKENS, DIM = 27_648, 4_096
-RATES = {64: 69.6e12, 128: 137.9e12, 256: 227.2e12, 384: 242.6e12}  # FLOP/s by the width of the second factor
+# FLOP/s by the width of the second factor
+RATES = {64: 69.6e12, 128: 137.9e12, 256: 227.2e12, 384: 242.6e12}
 WIDE = 240e12
 
 NVLINK, NETWORK = (10e-6, 300e9), (20e-6, 50e9)  # seconds of latency, bytes per second
@@ -1009,15 +1058,17 @@ def product_seconds(width: int, dim: int = DIM) -> float:
 
 
 def products_of_a_block(world: int, dim: int = DIM) -> float:
-    """Attention's four products, each D / t wide; the MLP's two, 4 D / t wide; the backward pass does each of them twice."""
+    """Attention's four products, each D / t wide; the MLP's two, 4 D / t wide;
+    the backward pass does each of them twice.
+    """
     return 3 * (4 * product_seconds(dim // world, dim) + 2 * product_seconds(4 * dim // world, dim))
 
 
 products = [(world, products_of_a_block(world)) for world in (1, 2, 4, 8, 16, 32, 64)]
 for world, seconds in products:
     print(
-        f"{world:2} ranks: {1000 * seconds:6.1f} ms of products a block, {products[0][1] / seconds:4.1f} times as "
-        f"fast as on one"
+        f"{world:2} ranks: {1000 * seconds:6.1f} ms of products a block,"
+        f" {products[0][1] / seconds:4.1f} times as fast as on one"
     )
 
 
@@ -1032,9 +1083,15 @@ def all_reduce_seconds(nbytes: float, world: int, link: tuple[float, float]) -> 
 
 
 def block_seconds(
-    products: float, nbytes: float, world: int, per_node: int, within: tuple[float, float], between: tuple[float, float]
+    products: float,
+    nbytes: float,
+    world: int,
+    per_node: int,
+    within: tuple[float, float],
+    between: tuple[float, float],
 ) -> float:
-    """The seconds of a block in a step: its products, and its four all-reduces of ``nbytes``, none of them hidden.
+    """The seconds of a block in a step: its products, and its four all-reduces of ``nbytes``, none of
+    them hidden.
 
     A node has ``per_node`` ranks; links are ``within`` a node and ``between`` nodes.
     """
@@ -1077,7 +1134,10 @@ efficiencies = {}
 for name, per_node in machines.items():
     seconds = [(n, block_seconds(s, activation, n, per_node, NVLINK, NETWORK)) for n, s in products]
     efficiencies[name] = [(n, products[0][1] / (n * s)) for n, s in seconds]
-    most = [largest_worthwhile(products, activation, per_node, NVLINK, NETWORK, least) for least in (0.7, 0.5)]
+    most = [
+        largest_worthwhile(products, activation, per_node, NVLINK, NETWORK, least)
+        for least in (0.7, 0.5)
+    ]
     print(f"{name}: up to {most[0]} ranks at 70 %, {most[1]} at 50 %")
 plots.efficiency(efficiencies)
 
@@ -1161,25 +1221,28 @@ def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_14", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class GroupedAttention(nn.Module):
-    """Causal self-attention with grouped queries, by whole heads. ``whole`` has layers q, k, v and out, without biases,
-    and ``head_dim``; k and v have fewer outputs than q, or as many. A rank has an even part of the heads of queries.
+    """Causal self-attention with grouped queries, by whole heads. ``whole`` has layers q, k, v and out,
+    without biases, and ``head_dim``; k and v have fewer outputs than q, or as many. A rank has an even
+    part of the heads of queries.
 
     Raises:
-        ValueError: the ranks cannot divide the heads of queries evenly; or the number of ranks does not divide the number
-            of key heads, nor the other way round.
+        ValueError: the ranks cannot divide the heads of queries evenly; or the number of ranks does not
+            divide the number of key heads, nor the other way round.
     """
 
     def __init__(self, whole: nn.Module, rank: int, world: int) -> None:
         super().__init__()
         self.head_dim = whole.head_dim
-        # TODO 14: Give each rank the heads of keys that its queries use, also where there are fewer than ranks. First
-        # refuse what cannot be divided, with a ValueError whose text names all three numbers: heads of queries, heads of
-        # keys, and ranks. Then the layers q, k, v and out: of keys and values, hold no head that this rank's queries do
-        # not use.
+        # TODO 14: Give each rank the heads of keys that its queries use, also where there are fewer than
+        # ranks. First refuse what cannot be divided, with a ValueError whose text names all three
+        # numbers: heads of queries, heads of keys, and ranks. Then the layers q, k, v and out: of keys
+        # and values, hold no head that this rank's queries do not use.
         ### BEGIN SOLUTION
         heads, key_heads = (layer.out_features // whole.head_dim for layer in (whole.q, whole.k))
         if heads % world or (key_heads % world and world % key_heads):
-            raise ValueError(f"{heads} heads of queries and {key_heads} of keys cannot be divided among {world} ranks")
+            raise ValueError(
+                f"{heads} heads of queries and {key_heads} of keys cannot be divided among {world} ranks"
+            )
         parts = min(key_heads, world)
         copies = world // parts
         self.q = ColumnLinear(whole.q, rank, world)
@@ -1190,13 +1253,16 @@ class GroupedAttention(nn.Module):
         ### END SOLUTION
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # TODO 14, again: as in ParallelAttention, one all-reduce forward and one backward of the stream; and backward,
-        # one of each weight that several ranks hold, among these ranks alone. Weights that one rank holds are not sent.
+        # TODO 14, again: as in ParallelAttention, one all-reduce forward and one backward of the stream;
+        # and backward, one of each weight that several ranks hold, among these ranks alone. Weights that
+        # one rank holds are not sent.
         ### BEGIN SOLUTION
         x_BTD = f(x_BTD)
         B, T, _ = x_BTD.shape
         k, v = (F.linear(x_BTD, summed(layer.weight, self.group)) for layer in (self.k, self.v))
-        q_BHTK, k_BHTK, v_BHTK = (part.view(B, T, -1, self.head_dim).transpose(1, 2) for part in (self.q(x_BTD), k, v))
+        q_BHTK, k_BHTK, v_BHTK = (
+            part.view(B, T, -1, self.head_dim).transpose(1, 2) for part in (self.q(x_BTD), k, v)
+        )
         each = q_BHTK.shape[1] // k_BHTK.shape[1]
         k_BHTK, v_BHTK = (part.repeat_interleave(each, 1) for part in (k_BHTK, v_BHTK))
         y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
@@ -1250,9 +1316,11 @@ def parallel_losses(sequence: bool, rank: int, world: int) -> list[float]:
 
 
 # %%
+tensor = run_on_ranks("04_tensor_parallel/parallel_losses", [False] * 2)
+sequence = run_on_ranks("04_tensor_parallel/parallel_losses", [True] * 4)
 losses = {
-    "tensor parallel, 2 ranks": run_on_ranks("04_tensor_parallel/parallel_losses", [False] * 2).results[0],
-    "and sequence parallel, 4 ranks": run_on_ranks("04_tensor_parallel/parallel_losses", [True] * 4).results[0],
+    "tensor parallel, 2 ranks": tensor.results[0],
+    "and sequence parallel, 4 ranks": sequence.results[0],
 }
 plots.losses(serial_losses(20), losses)
 

@@ -99,8 +99,8 @@ def cut(costs: Sequence[float], stages: int) -> list[list[int]]:
     Raises:
         ValueError: there are fewer pieces than stages.
     """
-    # TODO 1, again: cut. Every piece is in one stage, and every stage has at least one piece. There are few
-    # ways to cut a model (11,628 for 20 pieces and 6 stages), so you may try them all.
+    # TODO 1, again: cut. Every piece is in one stage, and every stage has at least one piece. There are
+    # few ways to cut a model (11,628 for 20 pieces and 6 stages), so you may try them all.
     ### BEGIN SOLUTION
     n = len(costs)
     if n < stages:
@@ -126,7 +126,8 @@ class Stage(nn.Module):
         ### BEGIN SOLUTION
         last = len(model.blocks) + 1
         if 0 in pieces:
-            self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding
+            self.token_embedding = model.token_embedding
+            self.position_embedding = model.position_embedding
             self.dropout = model.dropout
         self.blocks = nn.ModuleDict({str(n - 1): model.blocks[n - 1] for n in pieces if 0 < n < last})
         if last in pieces:
@@ -134,7 +135,9 @@ class Stage(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """From tokens (B, T), or the stream (B, T, D), to the stream; in the last stage, to the logits (B, T, V)."""
+        """From tokens (B, T), or the stream (B, T, D), to the stream; in the last stage,
+        to the logits (B, T, V).
+        """
         # TODO 1, again: compute these pieces as TransformerLM.forward does.
         ### BEGIN SOLUTION
         if hasattr(self, "token_embedding"):
@@ -292,8 +295,8 @@ class Scale(nn.Module):
 class WaitingStage(nn.Module):
     """Two layers that take no time, and waits in place of work.
 
-    F is waited for in the forward pass, I between the two layers in the backward pass, W where the second weight gets
-    its gradient.
+    F is waited for in the forward pass, I between the two layers in the backward pass, W where the
+    second weight gets its gradient.
     """
 
     def __init__(self, log: list[Note], chunk: int = 0, chunks: int = 1) -> None:
@@ -353,7 +356,8 @@ def split(x: Tensor, y: Tensor, m: int) -> tuple[list[Tensor], list[Tensor]]:
 
     Padding rows, at the end, have token 0 and target IGNORE.
     """
-    # TODO 3: Cut the batch into micro-batches whose losses add up to its loss. First, cut inputs and targets.
+    # TODO 3: Cut the batch into micro-batches whose losses add up to its loss. First, cut inputs and
+    # targets.
     ### BEGIN SOLUTION
     rows = math.ceil(len(x) / m)
     missing = m * rows - len(x)
@@ -369,7 +373,8 @@ def loss_of_batch(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     It returns the micro-batch's share of the batch's loss.
     """
 
-    # TODO 3, again: the shares add up to the mean over all targets of the batch that count; if none counts, to 0.
+    # TODO 3, again: the shares add up to the mean over all targets of the batch that count; if none
+    # counts, to 0.
     ### BEGIN SOLUTION
     counted = max(1, int((y != IGNORE).sum()))
 
@@ -386,8 +391,8 @@ def accumulate(model: nn.Module, x: Tensor, y: Tensor, m: int) -> Tensor:
 
     The batch's gradients are added to the parameters' ``grad``, which is None before.
     """
-    # TODO 3, again: forward and backward pass of one micro-batch, then of the next, so that only one at a time keeps
-    # its activations.
+    # TODO 3, again: forward and backward pass of one micro-batch, then of the next, so that only one at
+    # a time keeps its activations.
     ### BEGIN SOLUTION
     loss_of = loss_of_batch(y)
     losses = []
@@ -412,7 +417,8 @@ check("05_pipeline_parallel/3")
 
 # %%
 class Action(NamedTuple):
-    kind: str  # "F" forward, "B" backward; or B in two parts: "I" for the input's gradient, "W" for the weights'
+    # "F" forward, "B" backward; or B in two parts: "I" for the input's gradient, "W" for the weights'
+    kind: str
     microbatch: int  # from 0
     chunk: int = 0  # of this rank's chunks: chunk c of rank r is stage c * world + r
 
@@ -449,7 +455,9 @@ def stage_of(action: Action, rank: int, world: int) -> int:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def gpipe(world: int, m: int) -> Schedule:
-    """All forward passes of the m micro-batches, then all backward passes; on all ranks in the same order."""
+    """All forward passes of the m micro-batches, then all backward passes;
+    on all ranks in the same order.
+    """
     # TODO 4: Write the first schedule, and say when each action begins and ends. First, GPipe.
     ### BEGIN SOLUTION
     forward = [Action("F", j) for j in range(m)]
@@ -465,15 +473,17 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
         seconds: how long an action of each kind takes.
 
     Raises:
-        ValueError: some ranks would wait forever. The text names the lowest of them, and the action that it cannot
-            start, as `Action` writes it: "B0".
+        ValueError: some ranks would wait forever. The text names the lowest of them, and the action that
+            it cannot start, as `Action` writes it: "B0".
     """
-    # TODO 4, again: the times. Visit the ranks in turn, let each do what it can, and stop when no rank can do
-    # anything more. The last stage is the largest number that occurs in the schedule.
+    # TODO 4, again: the times. Visit the ranks in turn, let each do what it can, and stop when no rank
+    # can do anything more. The last stage is the largest number that occurs in the schedule.
     ### BEGIN SOLUTION
     world = len(schedule)
-    last = max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)
-    ends: dict[tuple[str, int, int], float] = {}  # (forward or backward, micro-batch, stage) -> when it was there
+    stages = [stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions]
+    last = max(stages, default=0)
+    # (forward or backward, micro-batch, stage) -> when it was there
+    ends: dict[tuple[str, int, int], float] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in schedule]
 
     def needed(action: Action, stage: int) -> tuple[str, int, int] | None:
@@ -481,7 +491,9 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
             return ("forward", action.microbatch, stage - 1) if stage else None
         if action.kind == "W":
             return ("backward", action.microbatch, stage)
-        return ("forward", action.microbatch, stage) if stage == last else ("backward", action.microbatch, stage + 1)
+        if stage == last:
+            return ("forward", action.microbatch, last)
+        return ("backward", action.microbatch, stage + 1)
 
     moved = True
     while moved:
@@ -496,7 +508,8 @@ def simulate(schedule: Schedule, seconds: dict[str, float]) -> list[list[tuple[f
                 start = max(free, ends.get(need, 0.0))
                 times[rank].append((start, start + seconds[action.kind]))
                 if action.kind != "W":
-                    ends["forward" if action.kind == "F" else "backward", action.microbatch, stage] = times[rank][-1][1]
+                    done = "forward" if action.kind == "F" else "backward"
+                    ends[done, action.microbatch, stage] = times[rank][-1][1]
                 moved = True
     for rank, actions in enumerate(schedule):
         if len(times[rank]) < len(actions):
@@ -515,7 +528,8 @@ def predicted(schedule: Schedule) -> list[list[Note]]:
     chunks = 1 + max(action.chunk for actions in schedule for action in actions)
     times = simulate(schedule, {kind: seconds / chunks for kind, seconds in SECONDS.items()})
     return [
-        [(*action, *span) for action, span in zip(*rank, strict=True)] for rank in zip(schedule, times, strict=True)
+        [(*action, *span) for action, span in zip(*rank, strict=True)]
+        for rank in zip(schedule, times, strict=True)
     ]
 
 
@@ -547,18 +561,23 @@ class Batch(NamedTuple):
     xs: list[Tensor]  # inputs, by micro-batch; meaningful only on the first stage's rank
     ys: list[Tensor]  # targets, by micro-batch; meaningful only on the last stage's rank
     like: Tensor  # shape and dtype of what a stage passes on; meaningless values
-    loss_of: Callable[[Tensor, Tensor], Tensor]  # (the last stage's output, targets) -> share of the batch's loss
+    # (the last stage's output, targets) -> share of the batch's loss
+    loss_of: Callable[[Tensor, Tensor], Tensor]
 
 
 class Passed:
-    """A micro-batch that has passed forward through a stage: the tensors that its backward pass starts from.
+    """A micro-batch that has passed forward through a stage: the tensors that its backward pass starts
+    from.
 
-    ``layers`` lists the modules on the way that own weights, each with its output. (TODO 9 will need it.)
+    ``layers`` lists the modules on the way that own weights, each with its output. (TODO 9 will need
+    it.)
     """
 
     def __init__(self, stage: nn.Module, x: Tensor) -> None:
         self.input, self.layers = x, []
-        own_weights = [layer for layer in stage.modules() if any(True for _ in layer.parameters(recurse=False))]
+        own_weights = [
+            layer for layer in stage.modules() if any(True for _ in layer.parameters(recurse=False))
+        ]
         hooks = [layer.register_forward_hook(self.note) for layer in own_weights]
         self.output = stage(x)
         for hook in hooks:
@@ -579,7 +598,8 @@ class Passed:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward(passed: Passed, gradient: Tensor | None) -> Tensor | None:
-    """The whole backward pass of a micro-batch through one stage; weights' gradients are added to their ``grad``.
+    """The whole backward pass of a micro-batch through one stage; weights' gradients are added to their
+    ``grad``.
 
     Args:
         gradient: of the loss with respect to ``passed.output``; None where that is the loss itself.
@@ -602,22 +622,24 @@ class Worker:
         self.chunks, self.batch, self.rank, self.world = chunks, batch, rank, world
         self.stages = len(chunks) * world  # on all ranks together; each has the same number
         self.passed: dict[tuple[int, int], Passed] = {}  # (micro-batch, stage) -> what is alive
-        self.losses: dict[int, Tensor] = {}  # on the rank of the last stage: micro-batch -> its share of the loss
+        # on the rank of the last stage: micro-batch -> its share of the loss
+        self.losses: dict[int, Tensor] = {}
 
     def act(self, action: Action, arrived: Tensor | None) -> Tensor | None:
         """Do one action of this rank.
 
         Args:
-            arrived: what the action needs from another stage, a fresh tensor without history; None if it needs nothing.
+            arrived: what the action needs from another stage, a fresh tensor without history; None if it
+                needs nothing.
 
         Returns:
-            What another stage needs: for F the chunk's output, without history; for B and I the gradient for the
-            chunk's input. Where no stage needs a result, it is ignored.
+            What another stage needs: for F the chunk's output, without history; for B and I the gradient
+            for the chunk's input. Where no stage needs a result, it is ignored.
         """
-        # TODO 5, again: the four kinds of actions. Ask for the gradient of what arrives for F. Free everything that
-        # is no longer needed: nothing of a micro-batch stays after its B, or its W. Where autograd is off
-        # (`output.requires_grad` is False), as in an evaluation, no backward pass will come, so keep nothing at all.
-        # `losses` are kept without history.
+        # TODO 5, again: the four kinds of actions. Ask for the gradient of what arrives for F. Free
+        # everything that is no longer needed: nothing of a micro-batch stays after its B, or its W.
+        # Where autograd is off (`output.requires_grad` is False), as in an evaluation, no backward pass
+        # will come, so keep nothing at all. `losses` are kept without history.
         ### BEGIN SOLUTION
         j, stage = action.microbatch, stage_of(action, self.rank, self.world)
         if action.kind == "F":
@@ -673,7 +695,9 @@ check("05_pipeline_parallel/5")
 # %%
 def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
     """For each tick, the actions that happen in it: rank -> action, in the order of the ranks."""
-    starts = [[int(start) for start, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))]
+    starts = [
+        [int(start) for start, _ in times] for times in simulate(schedule, dict.fromkeys("FBIW", 1))
+    ]
     ticks: list[dict[int, Action]] = [
         {} for _ in range(1 + max((max(mine, default=-1) for mine in starts), default=-1))
     ]
@@ -685,13 +709,14 @@ def in_ticks(schedule: Schedule) -> list[dict[int, Action]]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, int] | None:
-    """The stage that needs the result of an action of rank ``source``, and that stage's rank; None if no stage does.
+    """The stage that needs the result of an action of rank ``source``, and that stage's rank; None if no
+    stage does.
 
     There are ``stages`` stages in all.
     """
     # TODO 6: Execute any schedule, with messages that rely on no buffer. First, where do results go?
-    # The result of F goes to the next stage, the result of B or I to the previous stage, and W has none. The last
-    # stage has no next stage, and the first has no previous one.
+    # The result of F goes to the next stage, the result of B or I to the previous stage, and W has none.
+    # The last stage has no next stage, and the first has no previous one.
     ### BEGIN SOLUTION
     step = {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
     stage = stage_of(action, source, world) + step
@@ -699,8 +724,11 @@ def goes_to(action: Action, source: int, world: int, stages: int) -> tuple[int, 
     ### END SOLUTION
 
 
-def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int) -> list[Tensor]:
-    """Do this rank's part of a schedule. The gradients of the chunks' weights are added to their ``grad``.
+def execute(
+    schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank: int, world: int
+) -> list[Tensor]:
+    """Do this rank's part of a schedule. The gradients of the chunks' weights are added to their
+    ``grad``.
 
     However many micro-batches there are, only a few sends are in flight at once.
 
@@ -708,17 +736,20 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
         chunks: this rank's stages; chunk c is stage c * world + rank. All ranks have the same number.
 
     Returns:
-        On the rank of the last stage the losses by micro-batch, without history; elsewhere an empty list.
+        On the rank of the last stage the losses by micro-batch, without history; elsewhere an empty
+        list.
 
     Raises:
         ValueError: before anything is computed or sent, if the ranks would wait forever.
     """
-    # TODO 6, again: the messages. A `Worker` does the actions. For each micro-batch, one message crosses each boundary
-    # between two stages forward, and one back; between two chunks of the same rank, nothing is sent. What arrives has
-    # the shape and dtype of `batch.like`. While a message travels that is not needed yet, this rank computes.
+    # TODO 6, again: the messages. A `Worker` does the actions. For each micro-batch, one message crosses
+    # each boundary between two stages forward, and one back; between two chunks of the same rank,
+    # nothing is sent. What arrives has the shape and dtype of `batch.like`. While a message travels that
+    # is not needed yet, this rank computes.
     ### BEGIN SOLUTION
     worker = Worker(chunks, batch, rank, world)
-    arriving: dict[tuple[bool, int, int], tuple[Tensor, dist.Work | None]] = {}  # (forward?, micro-batch, stage)
+    # (forward?, micro-batch, stage) -> what arrives
+    arriving: dict[tuple[bool, int, int], tuple[Tensor, dist.Work | None]] = {}
     sending: deque[dist.Work] = deque()
     for tick in in_ticks(schedule):
         leaving = None
@@ -739,7 +770,8 @@ def execute(schedule: Schedule, chunks: Sequence[nn.Module], batch: Batch, rank:
             elif target == rank:
                 room = torch.empty_like(batch.like)
                 arriving[place] = room, dist.irecv(room, source)
-        while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be
+        # posted so many ticks ago that the receive is posted, too, or soon will be
+        while len(sending) > 2 * world:
             sending.popleft().wait()
     for work in sending:
         work.wait()
@@ -778,7 +810,9 @@ def wait_by_schedule(name: str, rank: int, world: int) -> list[Note]:
 
 
 def measured(name: str) -> list[list[Note]]:
-    """The timeline of a real run on four ranks. Where B is one action, its two waits are drawn as one."""
+    """The timeline of a real run on four ranks. Where B is one action,
+    its two waits are drawn as one.
+    """
     run = run_on_ranks("05_pipeline_parallel/wait_by_schedule", [name] * 4, timed=True)
     whole = any(action.kind == "B" for action in schedule_of(name, 4, 8)[0])
     return plots.with_whole_backwards(run.results) if whole else run.results
@@ -859,7 +893,10 @@ def make_batch(x: Tensor, y: Tensor, m: int) -> Batch:
 
 
 # %%
-peaks = {name: run_on_ranks("05_pipeline_parallel/peak_bytes", [name] * 4).results for name in ("GPipe", "1F1B")}
+peaks = {
+    name: run_on_ranks("05_pipeline_parallel/peak_bytes", [name] * 4).results
+    for name in ("GPipe", "1F1B")
+}
 plots.alive(peaks, {"GPipe": [8] * 4, "1F1B": [min(8, 4 - rank) for rank in range(4)]})
 
 # %% [markdown]
@@ -872,11 +909,15 @@ def batch_of(step: int, rows: int = 8) -> tuple[Tensor, Tensor]:
     """Tokens and targets; some targets are IGNORE."""
     draw = torch.Generator().manual_seed(step)
     x, y = torch.randint(MODEL["vocab_size"], (2, rows, 16), generator=draw)
-    return x, torch.where(torch.rand(y.shape, generator=draw) < 0.3 * torch.rand(rows, 1, generator=draw), IGNORE, y)
+    return x, torch.where(
+        torch.rand(y.shape, generator=draw) < 0.3 * torch.rand(rows, 1, generator=draw), IGNORE, y
+    )
 
 
 def train(name: str, rank: int, world: int) -> tuple[list[nn.Module], list[float]]:
-    """This rank's chunks after five steps, and the steps' losses; these are empty except on the last rank."""
+    """This rank's chunks after five steps, and the steps' losses;
+    these are empty except on the last rank.
+    """
     model, m = small_model(), 4
     v = 2 if name == "interleaved" else 1
     stages = cut(costs_of_pieces(4, MODEL["dim"], 16, MODEL["vocab_size"]), world * v)
@@ -964,8 +1005,8 @@ for name in ("GPipe", "1F1B"):
 def interleaved(world: int, m: int, v: int) -> Schedule:
     """1F1B with v chunks on each rank, v of 2 or more.
 
-    On rank r, at most min(m v, 2 (world - 1 - r) + (v - 1) world + 1) passes are alive: a pass is one micro-batch in
-    one chunk.
+    On rank r, at most min(m v, 2 (world - 1 - r) + (v - 1) world + 1) passes are alive: a pass is one
+    micro-batch in one chunk.
 
     Raises:
         ValueError: m is not a multiple of ``world``.
@@ -974,7 +1015,9 @@ def interleaved(world: int, m: int, v: int) -> Schedule:
     ### BEGIN SOLUTION
     if m % world:
         raise ValueError(f"{m} micro-batches are not a multiple of {world} ranks")
-    order = [(first + j, chunk) for first in range(0, m, world) for chunk in range(v) for j in range(world)]
+    order = [
+        (first + j, chunk) for first in range(0, m, world) for chunk in range(v) for j in range(world)
+    ]
     forward = [Action("F", j, chunk) for j, chunk in order]
     backward = [Action("B", j, v - 1 - chunk) for j, chunk in order]
     schedule = []
@@ -993,7 +1036,10 @@ check("05_pipeline_parallel/8")
 
 # %%
 plots.timelines(
-    {"interleaved, predicted": predicted(interleaved(4, 8, 2)), "interleaved, measured": measured("interleaved")}
+    {
+        "interleaved, predicted": predicted(interleaved(4, 8, 2)),
+        "interleaved, measured": measured("interleaved"),
+    }
 )
 
 # %% [markdown]
@@ -1023,13 +1069,15 @@ plots.timelines(
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
-    """The first part of a backward pass: returns the gradient for ``passed.input``, or None where the input needs none.
+    """The first part of a backward pass: returns the gradient for ``passed.input``, or None where the
+    input needs none.
 
-    ``gradient`` is as for `backward`. No ``grad`` is changed, not even ``passed.input.grad``. Keep in attributes of
-    ``passed`` what `backward_weights` will need.
+    ``gradient`` is as for `backward`. No ``grad`` is changed, not even ``passed.input.grad``. Keep in
+    attributes of ``passed`` what `backward_weights` will need.
     """
     # TODO 9: Split the backward pass in two. First, the input's part.
-    # If everything before a layer is frozen, its output needs no gradient, and autograd cannot be asked for one.
+    # If everything before a layer is frozen, its output needs no gradient, and autograd cannot be asked
+    # for one.
     ### BEGIN SOLUTION
     passed.layers = [(layer, output) for layer, output in passed.layers if output.requires_grad]
     inputs = [passed.input] if passed.input.requires_grad else []
@@ -1042,8 +1090,8 @@ def backward_input(passed: Passed, gradient: Tensor | None) -> Tensor | None:
 
 def backward_weights(passed: Passed) -> None:
     """The second part: the weights' gradients are added to their ``grad``."""
-    # TODO 9, again: the weights' part. A ``grad`` may still be None. Frozen weights (`requires_grad` is False) get
-    # none.
+    # TODO 9, again: the weights' part. A ``grad`` may still be None. Frozen weights (`requires_grad` is
+    # False) get none.
     ### BEGIN SOLUTION
     for (layer, output), gradient in zip(passed.layers, passed.gradients, strict=True):
         weights = [weight for weight in layer.parameters(recurse=False) if weight.requires_grad]
@@ -1090,7 +1138,10 @@ check("05_pipeline_parallel/10")
 
 # %%
 plots.timelines(
-    {"zero bubble, predicted": predicted(zero_bubble(4, 8)), "zero bubble, measured": measured("zero bubble")}
+    {
+        "zero bubble, predicted": predicted(zero_bubble(4, 8)),
+        "zero bubble, measured": measured("zero bubble"),
+    }
 )
 
 # %% [markdown]
@@ -1133,9 +1184,11 @@ def bubble_share(name: str, p: int, m: int, v: int, f: float, i: float, w: float
 
 
 def most_alive(name: str, p: int, m: int, v: int, rank: int) -> float:
-    """The most activations that a rank keeps, as a multiple of one micro-batch's in all layers of the rank."""
-    # TODO 11, again: the memory. The docstrings of your schedules say how many passes are alive, and a pass in one of v
-    # chunks is 1 / v of a micro-batch.
+    """The most activations that a rank keeps,
+    as a multiple of one micro-batch's in all layers of the rank.
+    """
+    # TODO 11, again: the memory. The docstrings of your schedules say how many passes are alive, and a
+    # pass in one of v chunks is 1 / v of a micro-batch.
     ### BEGIN SOLUTION
     if name == "interleaved":
         return min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
@@ -1152,8 +1205,8 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
     work = SECONDS["F"], SECONDS["I"], SECONDS["W"]
     share, ideal = bubble_share(name, 4, 8, v, *work), plots.bubble(predicted(schedule_of(name, 4, 8)))
     print(
-        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} from the formula, {ideal:.1%} from"
-        f" the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
+        f"{name:12} {step_seconds(name, 4, 8, v, *work):.2f} s, bubble {share:.1%} from the formula,"
+        f" {ideal:.1%} from the simulator; rank 0 keeps {most_alive(name, 4, 8, v, 0):.1f} micro-batches"
     )
 
 # %% [markdown]
@@ -1175,8 +1228,11 @@ for name in ("GPipe", "1F1B", "interleaved", "zero bubble"):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_12", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def on_all_ranks(value: float | None, rank: int, world: int) -> float:
-    """The last rank's ``value``, on all ranks, with float64 precision. On the others ``value`` is None."""
-    # TODO 12: Evaluate through the pipeline, and tell all ranks the loss. First, send it from the last rank to all.
+    """The last rank's ``value``, on all ranks, with float64 precision.
+    On the others ``value`` is None.
+    """
+    # TODO 12: Evaluate through the pipeline, and tell all ranks the loss. First, send it from the last
+    # rank to all.
     ### BEGIN SOLUTION
     box = torch.tensor([value if rank == world - 1 else 0.0], dtype=torch.float64)
     dist.broadcast(box, world - 1)
@@ -1187,8 +1243,8 @@ def on_all_ranks(value: float | None, rank: int, world: int) -> float:
 def forward_only(world: int, m: int, v: int) -> Schedule:
     """The forward passes of m micro-batches through v chunks on each rank.
 
-    Any order is right if it does not deadlock and if no rank waits once it has started, when all passes take the same
-    time. (With several chunks and m < world, ranks may wait.)
+    Any order is right if it does not deadlock and if no rank waits once it has started, when all passes
+    take the same time. (With several chunks and m < world, ranks may wait.)
     """
     # TODO 12, again: the schedule.
     ### BEGIN SOLUTION
@@ -1197,13 +1253,13 @@ def forward_only(world: int, m: int, v: int) -> Schedule:
 
 
 def evaluate(chunks: Sequence[nn.Module], batches: Sequence[Batch], rank: int, world: int) -> float:
-    """The mean loss over the targets of all batches together, on every rank. Only targets that are not IGNORE count;
-    each batch has at least one.
+    """The mean loss over the targets of all batches together, on every rank. Only targets that are not
+    IGNORE count; each batch has at least one.
 
     Evaluated in eval mode, without autograd; afterwards each chunk is back in its mode.
     """
-    # TODO 12, again: evaluate. The losses that `execute` returns add up to the mean of their batch, and another batch
-    # may have more targets.
+    # TODO 12, again: evaluate. The losses that `execute` returns add up to the mean of their batch, and
+    # another batch may have more targets.
     ### BEGIN SOLUTION
     modes = [chunk.training for chunk in chunks]
     total, count = 0.0, 0

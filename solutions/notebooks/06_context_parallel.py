@@ -88,8 +88,12 @@ def finite(lse: Tensor) -> Tensor:
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_TS: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention to one piece of the keys and values: the output (B, H, T, K), and the log-sum-exp (B, H, T)."""
+def attend(
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_TS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention to one piece of the keys and values: the output (B, H, T, K),
+    and the log-sum-exp (B, H, T).
+    """
     # TODO 1: Attend to a sequence in pieces. First, to one piece. If a query sees none of its keys,
     # the output is 0 and the log-sum-exp is minus infinity.
     ### BEGIN SOLUTION
@@ -100,7 +104,9 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_TS: Tensor | Non
     ### END SOLUTION
 
 
-def merge(out_BHTK: Tensor, lse_BHT: Tensor, new_out_BHTK: Tensor, new_lse_BHT: Tensor) -> tuple[Tensor, Tensor]:
+def merge(
+    out_BHTK: Tensor, lse_BHT: Tensor, new_out_BHTK: Tensor, new_lse_BHT: Tensor
+) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of two pieces together, from the output and log-sum-exp of each piece."""
     # TODO 1, again: combine two pieces. Either of them, or both, may have been hidden from a query.
     ### BEGIN SOLUTION
@@ -136,7 +142,8 @@ check("06_context_parallel/1")
 # `source`.
 
 # %%
-Block = tuple[slice, slice, Tensor | None]  # rows of queries, columns of keys, and a mask (None: all are seen)
+# rows of queries, columns of keys, and a mask (None: all are seen)
+Block = tuple[slice, slice, Tensor | None]
 
 
 def everything(source: int) -> list[Block]:
@@ -149,11 +156,17 @@ def nothing_yet(q_BHTK: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(q_BHTK), q_BHTK.new_full(q_BHTK.shape[:-1], -math.inf)
 
 
-def attend_blocks(out_BHTK: Tensor, lse_BHT: Tensor, q_BHTK: Tensor, k: Tensor, v: Tensor, blocks: list[Block]) -> None:
-    """Attend to these blocks of the keys, and merge the results into output and log-sum-exp, in place."""
+def attend_blocks(
+    out_BHTK: Tensor, lse_BHT: Tensor, q_BHTK: Tensor, k: Tensor, v: Tensor, blocks: list[Block]
+) -> None:
+    """Attend to these blocks of the keys, and merge the results into output and log-sum-exp,
+    in place.
+    """
     for rows, columns, mask in blocks:
         piece = attend(q_BHTK[:, :, rows], k[:, :, columns], v[:, :, columns], mask)
-        out_BHTK[:, :, rows], lse_BHT[:, :, rows] = merge(out_BHTK[:, :, rows], lse_BHT[:, :, rows], *piece)
+        out_BHTK[:, :, rows], lse_BHT[:, :, rows] = merge(
+            out_BHTK[:, :, rows], lse_BHT[:, :, rows], *piece
+        )
 
 
 # %% [markdown]
@@ -169,18 +182,21 @@ def attend_blocks(out_BHTK: Tensor, lse_BHT: Tensor, q_BHTK: Tensor, k: Tensor, 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def at_hand(rank: int, step: int, world: int) -> int:
     """The rank whose keys and values a rank holds in this step, counted from 0."""
-    # TODO 2: Rotate keys and values through a ring. First your prediction: which rank's are here in each step?
+    # TODO 2: Rotate keys and values through a ring. First your prediction: which rank's are here
+    # in each step?
     ### BEGIN SOLUTION
     return (rank - step) % world
     ### END SOLUTION
 
 
-def start_to_pass_on(tensors: list[Tensor], rank: int, world: int) -> tuple[list[Tensor], list[dist.Work]]:
+def start_to_pass_on(
+    tensors: list[Tensor], rank: int, world: int
+) -> tuple[list[Tensor], list[dist.Work]]:
     """Start to send tensors to the right neighbour, and to receive as many from the left neighbour.
 
     Returns:
-        What arrives, to be read when all works are complete; and the works. A ring of one rank sends nothing: then
-        the given tensors "arrive", and there are no works.
+        What arrives, to be read when all works are complete; and the works. A ring of one rank sends
+        nothing: then the given tensors "arrive", and there are no works.
     """
     # TODO 2, again: one round. The caller waits.
     ### BEGIN SOLUTION
@@ -203,11 +219,16 @@ def pass_on(tensors: list[Tensor], rank: int, world: int) -> list[Tensor]:
 
 
 def ring_forward(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable[[int], list[Block]], rank: int, world: int
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    blocks: Callable[[int], list[Block]],
+    rank: int,
+    world: int,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of this rank's queries, over the keys and values of all ranks."""
-    # TODO 2, again: the ring. There are N steps, but N - 1 rounds of messages: after the last step no rank needs keys
-    # and values. Do not keep pieces that have passed.
+    # TODO 2, again: the ring. There are N steps, but N - 1 rounds of messages: after the last step no
+    # rank needs keys and values. Do not keep pieces that have passed.
     ### BEGIN SOLUTION
     out_BHTK, lse_BHT = nothing_yet(q_BHTK)
     for step in range(world):
@@ -263,10 +284,12 @@ def attend_backward(
     """What one block of scores adds to the gradients of its queries, keys and values.
 
     Args:
-        lse, delta: (B, H, T), of the whole rows: the log-sum-exp, and the sum of gradient times output (D above).
+        lse, delta: (B, H, T), of the whole rows: the log-sum-exp, and the sum of gradient times output
+        (D above).
         grad_out: (B, H, T, K), the gradient of the output.
     """
-    # TODO 3: Bring the gradients back to their ranks. First, the gradients of one block. A query may see no key at all.
+    # TODO 3: Bring the gradients back to their ranks. First, the gradients of one block. A query may see
+    # no key at all.
     ### BEGIN SOLUTION
     weights_BHTS = (scores(q, k, mask) - finite(lse)[..., None]).exp()
     grad_weights_BHTS = grad_out @ v.transpose(-2, -1)
@@ -282,7 +305,9 @@ def attend_backward(
 def blocks_backward(
     grads: list[Tensor], q: Tensor, k: Tensor, v: Tensor, of_rows: list[Tensor], blocks: list[Block]
 ) -> None:
-    """Add to the gradients of q, k and v, in place, what these blocks add. ``of_rows``: lse, delta and grad_out."""
+    """Add to the gradients of q, k and v, in place, what these blocks add. ``of_rows``: lse,
+    delta and grad_out.
+    """
     grad_q, grad_k, grad_v = grads
     for rows, columns, mask in blocks:
         known = [tensor[:, :, rows] for tensor in of_rows]
@@ -293,10 +318,13 @@ def blocks_backward(
 
 
 def ring_backward(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, out_BHTK: Tensor, lse_BHT: Tensor, grad_out_BHTK: Tensor,
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor,
+    out_BHTK: Tensor, lse_BHT: Tensor, grad_out_BHTK: Tensor,
     blocks: Callable[[int], list[Block]], rank: int, world: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of this rank's queries, keys and values; for keys and values, from the queries of all ranks."""
+    """The gradients of this rank's queries, keys and values; for keys and values,
+    from the queries of all ranks.
+    """
     # TODO 3, again: the ring. Keys and values are sent on N - 1 times. How often are their gradients?
     ### BEGIN SOLUTION
     delta_BHT = (grad_out_BHTK * out_BHTK).sum(dim=-1)
@@ -330,7 +358,9 @@ class RingAttention(torch.autograd.Function):
     """`RingAttention.apply(q, k, v, blocks, rank, world)` is this rank's output, (B, H, T, K)."""
 
     @staticmethod
-    def forward(ctx, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable, rank: int, world: int) -> Tensor:
+    def forward(
+        ctx, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable, rank: int, world: int
+    ) -> Tensor:
         # TODO 3, again: compute the output, and save what the backward pass needs.
         ### BEGIN SOLUTION
         out_BHTK, lse_BHT = ring_forward(q_BHTK, k_BHTK, v_BHTK, blocks, rank, world)
@@ -373,8 +403,8 @@ def pairs_of(pieces: list[int], size: int) -> int:
 
     Pieces have ``size`` tokens each, and are numbered from 0 through the whole sequence.
     """
-    # TODO 4: Compute only what the causal mask lets a query see, and balance the work. First your prediction:
-    # the work of a rank.
+    # TODO 4: Compute only what the causal mask lets a query see, and balance the work. First your
+    # prediction: the work of a rank.
     ### BEGIN SOLUTION
     return sum(piece * size * size + size * (size + 1) // 2 for piece in pieces)
     ### END SOLUTION
@@ -382,15 +412,17 @@ def pairs_of(pieces: list[int], size: int) -> int:
 
 def pieces_of(rank: int, world: int) -> list[int]:
     """The numbers of the two pieces, of 2 * world, that a rank has: zig-zag."""
-    # TODO 4, again: which two pieces belong together, so that all ranks have the same work? Any rank may have any of
-    # these pairs, in either order.
+    # TODO 4, again: which two pieces belong together, so that all ranks have the same work? Any rank may
+    # have any of these pairs, in either order.
     ### BEGIN SOLUTION
     return [rank, 2 * world - 1 - rank]
     ### END SOLUTION
 
 
 def positions_of(pieces: list[int], size: int) -> Tensor:
-    """The positions in the whole sequence of the tokens of these pieces, one piece after the other: int64, 1-D."""
+    """The positions in the whole sequence of the tokens of these pieces, one piece after the other:
+    int64, 1-D.
+    """
     # TODO 4, again: where are a rank's tokens in the sequence? Pieces are given in any order.
     ### BEGIN SOLUTION
     return torch.cat([torch.arange(piece * size, (piece + 1) * size) for piece in pieces])
@@ -400,12 +432,12 @@ def positions_of(pieces: list[int], size: int) -> Tensor:
 def causal_blocks(mine: list[int], theirs: list[int], size: int) -> list[Block]:
     """The blocks of scores that queries in the pieces ``mine`` need with keys in the pieces ``theirs``.
 
-    Queries and keys are in memory piece after piece, in the order of the lists. Each list may have one piece or
-    several.
+    Queries and keys are in memory piece after piece, in the order of the lists. Each list may have one
+    piece or several.
     """
-    # TODO 4, again: a block for each pair of pieces in which anything is visible, and none for the others. If
-    # everything is visible, the mask is None. `torch.ones(n, n, dtype=torch.bool).tril()` is True on and below the
-    # diagonal.
+    # TODO 4, again: a block for each pair of pieces in which anything is visible, and none for the
+    # others. If everything is visible, the mask is None. `torch.ones(n, n, dtype=torch.bool).tril()` is
+    # True on and below the diagonal.
     ### BEGIN SOLUTION
     blocks = []
     for i, piece in enumerate(mine):
@@ -421,7 +453,9 @@ def causal_blocks(mine: list[int], theirs: list[int], size: int) -> list[Block]:
 
 # %%
 def in_zigzag(rank: int, world: int, size: int) -> Callable[[int], list[Block]]:
-    """For the ring: what a rank's queries see of another rank's keys, if the sequence is distributed in zig-zag."""
+    """For the ring: what a rank's queries see of another rank's keys,
+    if the sequence is distributed in zig-zag.
+    """
     return lambda source: causal_blocks(pieces_of(rank, world), pieces_of(source, world), size)
 
 
@@ -484,7 +518,12 @@ plots.work(work, predicted_work)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def overlapped_forward(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, blocks: Callable[[int], list[Block]], rank: int, world: int
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    blocks: Callable[[int], list[Block]],
+    rank: int,
+    world: int,
 ) -> tuple[Tensor, Tensor]:
     """What `ring_forward` returns."""
     # TODO 5: Let the next keys and values travel while this rank computes. First, forward. The
@@ -504,11 +543,13 @@ def overlapped_forward(
 
 
 def overlapped_backward(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, out_BHTK: Tensor, lse_BHT: Tensor, grad_out_BHTK: Tensor,
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor,
+    out_BHTK: Tensor, lse_BHT: Tensor, grad_out_BHTK: Tensor,
     blocks: Callable[[int], list[Block]], rank: int, world: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """What `ring_backward` returns."""
-    # TODO 5, again: backward. Keys and values travel while this rank computes; their gradients may travel at any time.
+    # TODO 5, again: backward. Keys and values travel while this rank computes; their gradients may
+    # travel at any time.
     ### BEGIN SOLUTION
     delta_BHT = (grad_out_BHTK * out_BHTK).sum(dim=-1)
     grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q_BHTK, k_BHTK, v_BHTK))
@@ -559,9 +600,11 @@ check("06_context_parallel/5")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def tokens_to_heads(x_BHTK: Tensor, world: int) -> Tensor:
-    """From this rank's tokens of all heads to all tokens of its heads: (B, H, T, K) to (B, H / N, N * T, K)."""
-    # TODO 6: Exchange tokens for heads, attend, and exchange back. First tokens for heads. Rank r has the r-th H / N
-    # heads.
+    """From this rank's tokens of all heads to all tokens of its heads:
+    (B, H, T, K) to (B, H / N, N * T, K).
+    """
+    # TODO 6: Exchange tokens for heads, attend, and exchange back. First tokens for heads. Rank r has
+    # the r-th H / N heads.
     ### BEGIN SOLUTION
     leaving = x_BHTK.unflatten(1, (world, -1)).movedim(1, 0).contiguous()  # N, B, H / N, T, K
     arriving = torch.empty_like(leaving)
@@ -610,13 +653,14 @@ class HeadsToTokens(torch.autograd.Function):
 
 
 def ulysses(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, world: int) -> Tensor:
-    """Causal attention of this rank's queries, (B, H, T, K). Rank r has the r-th T tokens of the sequence.
+    """Causal attention of this rank's queries, (B, H, T, K). Rank r has the r-th T tokens of the
+    sequence.
 
     Raises:
         ValueError: the number of ranks does not divide the number of heads.
     """
-    # TODO 6, again: causal attention. Before anything is sent, refuse what cannot work with a ValueError whose text
-    # has both numbers, heads and ranks.
+    # TODO 6, again: causal attention. Before anything is sent, refuse what cannot work with a ValueError
+    # whose text has both numbers, heads and ranks.
     ### BEGIN SOLUTION
     heads = q_BHTK.shape[1]
     if heads % world:
@@ -657,9 +701,11 @@ def ring_cost(nbytes: int, world: int) -> tuple[int, float]:
 
 
 def ulysses_cost(nbytes: int, world: int) -> tuple[int, float]:
-    """The number of all-to-alls, and the bytes that a rank sends to others, in Ulysses' forward pass of one layer.
+    """The number of all-to-alls, and the bytes that a rank sends to others, in Ulysses' forward pass of
+    one layer.
 
-    Queries, keys, values and output have ``nbytes`` bytes each on a rank, and each has its own all-to-all.
+    Queries, keys, values and output have ``nbytes`` bytes each on a rank, and each has its own
+    all-to-all.
     """
     # TODO 7, again: Ulysses. With one rank there are also four; they send nothing.
     ### BEGIN SOLUTION
@@ -668,7 +714,9 @@ def ulysses_cost(nbytes: int, world: int) -> tuple[int, float]:
 
 
 def most_ranks(heads: int, available: int) -> int:
-    """The largest number of ranks, out of those available, with which Ulysses works for this number of heads."""
+    """The largest number of ranks, out of those available,
+    with which Ulysses works for this number of heads.
+    """
     # TODO 7, again: the limit of Ulysses.
     ### BEGIN SOLUTION
     return max(ranks for ranks in range(1, available + 1) if heads % ranks == 0)
@@ -703,7 +751,9 @@ for name, bandwidth in (("within a node, 450 GB/s", 450e9), ("between nodes, 50 
 
 # %%
 def sent_by(way: str, rank: int, world: int) -> int:
-    """One forward pass of 8 heads and 64 tokens, on any number of ranks, to count its messages and collectives."""
+    """One forward pass of 8 heads and 64 tokens, on any number of ranks,
+    to count its messages and collectives.
+    """
     q_BHTK, k_BHTK, v_BHTK = torch.randn(3, 1, 8, 64 // world, 4)
     if way == "ring":
         ring_forward(q_BHTK, k_BHTK, v_BHTK, everything, rank, world)
@@ -717,7 +767,9 @@ ring_runs = {n: run_on_ranks("06_context_parallel/sent_by", ["ring"] * n) for n 
 ulysses_runs = {n: run_on_ranks("06_context_parallel/sent_by", ["Ulysses"] * n) for n in (2, 4, 8)}
 measured = {
     "ring": {n: sum(m.bytes for m in run.messages if m.source == 0) for n, run in ring_runs.items()},
-    "Ulysses": {n: sum(c.sent for c in run.collectives if c.rank == 0) for n, run in ulysses_runs.items()},
+    "Ulysses": {
+        n: sum(c.sent for c in run.collectives if c.rank == 0) for n, run in ulysses_runs.items()
+    },
 }
 predicted = {
     "ring": {n: ring_cost(run.results[0], n)[1] for n, run in ring_runs.items()},
@@ -755,19 +807,25 @@ def my_share(x_BT: Tensor, y_BT: Tensor, rank: int, world: int) -> tuple[Tensor,
     Raises:
         ValueError: 2 * world does not divide the number of tokens.
     """
-    # TODO 8: Train the model on a sequence that no rank holds. First, distribute it. Refuse wrong lengths with a
-    # ValueError whose text has both numbers, the tokens and the 2 * world pieces. `x[:, positions]` takes columns.
+    # TODO 8: Train the model on a sequence that no rank holds. First, distribute it. Refuse wrong
+    # lengths with a ValueError whose text has both numbers, the tokens and the 2 * world pieces.
+    # `x[:, positions]` takes columns.
     ### BEGIN SOLUTION
     tokens = x_BT.shape[1]
     if tokens % (2 * world):
-        raise ValueError(f"{tokens} tokens cannot be divided into {2 * world} equal pieces, two for each of {world} ranks")
+        raise ValueError(
+            f"{tokens} tokens cannot be divided into {2 * world} equal pieces,"
+            f" two for each of {world} ranks"
+        )
     positions = positions_of(pieces_of(rank, world), tokens // (2 * world))
     return x_BT[:, positions], y_BT[:, positions], positions
     ### END SOLUTION
 
 
 def use_ring(model: TransformerLM, rank: int, world: int) -> None:
-    """From now on, let the model's blocks attend with `RingAttention`, in zig-zag, for any length of input."""
+    """From now on, let the model's blocks attend with `RingAttention`, in zig-zag,
+    for any length of input.
+    """
 
     # TODO 8, again: the attention of each block. How long is a piece? Half of the rank's tokens.
     ### BEGIN SOLUTION
@@ -781,7 +839,8 @@ def use_ring(model: TransformerLM, rank: int, world: int) -> None:
 
 
 def backward_pass(model: TransformerLM, x_BT: Tensor, y_BT: Tensor, positions_T: Tensor) -> float:
-    """The loss over the targets of all ranks. Leaves its gradient in each parameter's ``grad``, the same on all ranks.
+    """The loss over the targets of all ranks. Leaves its gradient in each parameter's ``grad``, the same
+    on all ranks.
 
     The arguments are this rank's share. Gradients are None before the call.
     """

@@ -72,9 +72,11 @@ def route(h_ND: Tensor, router_ED: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
         router_ED: the router's matrix; logits are products of tokens with its rows.
 
     Returns:
-        gates_NK: float32; experts_NK: int64, from the most to the least probable; probs_NE: float32, of all experts.
+        gates_NK: float32; experts_NK: int64, from the most to the least probable; probs_NE: float32, of
+            all experts.
     """
-    # TODO 1: Route each token to its k most probable experts. Gates and probabilities are differentiable.
+    # TODO 1: Route each token to its k most probable experts. Gates and probabilities are
+    # differentiable.
     ### BEGIN SOLUTION
     logits_NE = h_ND.float() @ router_ED.float().T
     probs_NE = logits_NE.softmax(dim=-1)
@@ -108,7 +110,9 @@ check("07_expert_parallel/1")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def mixture(h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, experts: Sequence[nn.Module]) -> Tensor:
-    """The gated sum of each token's experts, (N, D), in the dtype of h. ``experts[e]`` maps (rows, D) to (rows, D)."""
+    """The gated sum of each token's experts, (N, D), in the dtype of h. ``experts[e]`` maps (rows,
+    D) to (rows, D).
+    """
     # TODO 2: Compute the mixture on one process. Each expert is called once, even on zero rows.
     ### BEGIN SOLUTION
     out_ND = torch.zeros_like(h_ND)
@@ -182,8 +186,12 @@ def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup | None) -> Tensor
     ### END SOLUTION
 
 
-def exchange_rows(rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    """The arriving rows, by source. ``leaving[r]`` of my rows go to rank r, and ``arriving[r]`` rows come from it."""
+def exchange_rows(
+    rows_RD: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup | None
+) -> Tensor:
+    """The arriving rows, by source. ``leaving[r]`` of my rows go to rank r,
+    and ``arriving[r]`` rows come from it.
+    """
     # TODO 3, again: the rows. Send nothing unnecessary: each row goes to one rank.
     # Rows may have any dtype, and need not be contiguous (gradients often are not).
     ### BEGIN SOLUTION
@@ -194,11 +202,14 @@ def exchange_rows(rows_RD: Tensor, leaving: list[int], arriving: list[int], grou
 
 
 def regroup(arriving_WL: Tensor) -> Tensor:
-    """The places, among the arrived rows, of the rows of my first expert, then of the next: int64 (rows,).
+    """The places, among the arrived rows, of the rows of my first expert, then of the next: int64
+    (rows,).
 
-    Rows arrive by source, and from each source by expert. Rows of one expert stay in the order of their sources.
+    Rows arrive by source, and from each source by expert. Rows of one expert stay in the order of their
+    sources.
     """
-    # TODO 3, again: the order in which the experts need them. `arrived_RD[regroup(arriving_WL)]` is sorted by expert.
+    # TODO 3, again: the order in which the experts need them. `arrived_RD[regroup(arriving_WL)]` is
+    # sorted by expert.
     ### BEGIN SOLUTION
     W, L = arriving_WL.shape
     expert_R = torch.arange(L).repeat(W).repeat_interleave(arriving_WL.flatten())
@@ -241,26 +252,36 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
-        # TODO 4: Combine the experts' results, and let gradients travel back. First, the gradient of an exchange.
+        # TODO 4: Combine the experts' results, and let gradients travel back. First, the gradient of an
+        # exchange.
         ### BEGIN SOLUTION
         return exchange_rows(grad_RD, ctx.arriving, ctx.leaving, ctx.group), None, None, None
         ### END SOLUTION
 
 
 def combine(returned_RD: Tensor, slots_R: Tensor, gates_NK: Tensor) -> Tensor:
-    """Each token's gated sum, (N, D), in the dtype of the rows. Row i is the result for slot ``slots_R[i]``."""
+    """Each token's gated sum, (N, D), in the dtype of the rows.
+    Row i is the result for slot ``slots_R[i]``.
+    """
     # TODO 4, again: the results that have returned. A token without a slot gets zeros.
     ### BEGIN SOLUTION
     N, K = gates_NK.shape
     gated_RD = gates_NK.flatten()[slots_R, None] * returned_RD
-    return returned_RD.new_zeros(N, returned_RD.shape[1]).index_add(0, slots_R // K, gated_RD.to(returned_RD.dtype))
+    sums_ND = returned_RD.new_zeros(N, returned_RD.shape[1])
+    return sums_ND.index_add(0, slots_R // K, gated_RD.to(returned_RD.dtype))
     ### END SOLUTION
 
 
 def parallel_mixture(
-    h_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor, mine: Sequence[nn.Module], group: dist.ProcessGroup | None
+    h_ND: Tensor,
+    gates_NK: Tensor,
+    experts_NK: Tensor,
+    mine: Sequence[nn.Module],
+    group: dist.ProcessGroup | None,
 ) -> Tensor:
-    """`mixture`, with the experts spread over the group: rank r holds ``mine``, the L experts from number r L on."""
+    """`mixture`, with the experts spread over the group: rank r holds ``mine``,
+    the L experts from number r L on.
+    """
     # TODO 4, again: the whole exchange. Each expert is called once.
     # Budget: the counts; and each row once to its expert, and once back.
     ### BEGIN SOLUTION
@@ -287,7 +308,9 @@ check("07_expert_parallel/4")
 
 # %%
 def one_layer(_: None, rank: int, world: int) -> list[int]:
-    """One mixture on this rank's tokens, forward and backward; returns the number of rows for each expert."""
+    """One mixture on this rank's tokens, forward and backward;
+    returns the number of rows for each expert.
+    """
     torch.manual_seed(0)
     dim, n_experts, k = 32, 2 * world, 2
     router_ED = torch.randn(n_experts, dim, requires_grad=True)
@@ -337,8 +360,8 @@ def capacity(tokens: int, k: int, n_experts: int, factor: float) -> int:
 
 def drop(experts_NK: Tensor, n_experts: int, limit: int) -> Tensor:
     """A copy of ``experts_NK`` with -1 for each slot beyond its expert's limit. An existing -1 stays."""
-    # TODO 5, again: which slots are kept? First choices before second ones, earlier tokens before later ones.
-    # `x.cumsum(dim=0)` adds up along the rows.
+    # TODO 5, again: which slots are kept? First choices before second ones, earlier tokens before later
+    # ones. `x.cumsum(dim=0)` adds up along the rows.
     ### BEGIN SOLUTION
     experts_KN = experts_NK.T
     taken_SE = experts_KN.reshape(-1, 1) == torch.arange(n_experts)
@@ -348,7 +371,9 @@ def drop(experts_NK: Tensor, n_experts: int, limit: int) -> Tensor:
 
 
 def drop_in_shares(experts_NK: Tensor, n_experts: int, factor: float, shares: int) -> Tensor:
-    """What the serial run keeps: the same as ranks with equal shares of the tokens, in the order of the ranks."""
+    """What the serial run keeps: the same as ranks with equal shares of the tokens,
+    in the order of the ranks.
+    """
     # TODO 5, again: the serial run drops what the ranks drop. The number of shares divides the tokens.
     ### BEGIN SOLUTION
     N, K = experts_NK.shape
@@ -386,11 +411,14 @@ check("07_expert_parallel/5")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def balancing_loss(probs_NE: Tensor, experts_NK: Tensor, world: int) -> Tensor:
-    """The balancing loss over the tokens of all ranks (the default group): a float32 scalar, the same on all ranks.
+    """The balancing loss over the tokens of all ranks (the default group): a float32 scalar, the same on
+    all ranks.
 
-    Its backward pass gives ``probs_NE`` ``world`` times the derivative, so that an average over ranks is right.
+    Its backward pass gives ``probs_NE`` ``world`` times the derivative, so that an average over ranks is
+    right.
     """
-    # TODO 6: Balance the load with a loss over all ranks' tokens. Ranks may have different numbers of them, even none.
+    # TODO 6: Balance the load with a loss over all ranks' tokens. Ranks may have different numbers of
+    # them, even none.
     # Budget: a few numbers per expert are sent, however many tokens there are.
     ### BEGIN SOLUTION
     E = probs_NE.shape[1]
@@ -433,9 +461,11 @@ check("07_expert_parallel/6")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """The ranks that exchange tokens with this one, and the ranks that hold the same experts; both include this one.
+    """The ranks that exchange tokens with this one, and the ranks that hold the same experts; both
+    include this one.
 
-    The first ``spread`` ranks hold one set of all experts, the next ones another. ``spread`` divides ``world``.
+    The first ``spread`` ranks hold one set of all experts, the next ones another. ``spread`` divides
+    ``world``.
     """
     # TODO 7: Average each gradient over the ranks that hold its parameter. First, the groups.
     ### BEGIN SOLUTION
@@ -448,9 +478,13 @@ def make_groups(rank: int, world: int, spread: int) -> tuple[dist.ProcessGroup, 
 
 
 def average_gradients(
-    shared: Sequence[nn.Parameter], experts: Sequence[nn.Parameter], copies: dist.ProcessGroup, world: int
+    shared: Sequence[nn.Parameter],
+    experts: Sequence[nn.Parameter],
+    copies: dist.ProcessGroup,
+    world: int,
 ) -> None:
-    """Turn every gradient into the gradient of the mean of all ranks' losses, in place. No gradient is missing.
+    """Turn every gradient into the gradient of the mean of all ranks' losses, in place. No gradient is
+    missing.
 
     Args:
         shared: parameters that all ranks hold.
@@ -491,9 +525,11 @@ check("07_expert_parallel/7")
 def layer_bytes(rows: list[list[int]], rank: int, dim: int, element_size: int) -> tuple[int, int]:
     """Bytes that a rank sends to others, forward and backward, in one layer.
 
-    ``rows[r][e]``: how many rows rank r sends to expert e. A row has ``dim`` numbers of ``element_size`` bytes.
+    ``rows[r][e]``: how many rows rank r sends to expert e. A row has ``dim`` numbers of ``element_size``
+    bytes.
     """
-    # TODO 8: Predict bytes, messages, and the slowest rank. First the bytes. All ranks hold the same number of experts.
+    # TODO 8: Predict bytes, messages, and the slowest rank. First the bytes. All ranks hold the same
+    # number of experts.
     ### BEGIN SOLUTION
     rows_WE = torch.tensor(rows)
     W, E = rows_WE.shape
@@ -551,7 +587,9 @@ class Mixture(nn.Module):
         factor: of the capacity; None drops nothing. Slots are dropped as on ``shares`` ranks.
     """
 
-    def __init__(self, dim: int, n_experts: int, k: int, factor: float | None = None, shares: int = 1) -> None:
+    def __init__(
+        self, dim: int, n_experts: int, k: int, factor: float | None = None, shares: int = 1
+    ) -> None:
         super().__init__()
         self.k, self.factor, self.shares = k, factor, shares
         self.router = nn.Parameter(torch.randn(n_experts, dim) / math.sqrt(dim))
@@ -568,7 +606,9 @@ class Mixture(nn.Module):
 
 
 class ParallelMixture(nn.Module):
-    """The same with only this rank's experts; ``tokens`` is the group over which one set of all experts is spread."""
+    """The same with only this rank's experts;
+    ``tokens`` is the group over which one set of all experts is spread.
+    """
 
     def __init__(self, whole: Mixture, world: int, tokens: dist.ProcessGroup) -> None:
         super().__init__()
@@ -604,7 +644,9 @@ def parallel_forward(layer: ParallelMixture, x_BTD: Tensor) -> Tensor:
 def spread_experts(
     model: TransformerLM, world: int, tokens: dist.ProcessGroup
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Replace each `Mixture` by a `ParallelMixture`. Returns the parameters that all ranks have, and my experts'."""
+    """Replace each `Mixture` by a `ParallelMixture`. Returns the parameters that all ranks have,
+    and my experts'.
+    """
     # TODO 9, again: the model. Each of its parameters is in one of the two lists, once.
     ### BEGIN SOLUTION
     for block in model.blocks:
@@ -616,7 +658,9 @@ def spread_experts(
 
 
 def whole_loss(model: TransformerLM, x: Tensor, y: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """The language model's loss on this rank; and the same plus ``weight`` times each block's balancing loss."""
+    """The language model's loss on this rank;
+    and the same plus ``weight`` times each block's balancing loss.
+    """
     # TODO 9, again: the loss.
     ### BEGIN SOLUTION
     loss = model(x, y)
@@ -649,13 +693,17 @@ def batch_of(step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
     surprise = (WORDS * torch.rand(12, 17, generator=draw) ** 3).long()
     words = surprise.clone()
     for t in range(1, 17):
-        words[:, t] = torch.where(surprise[:, t] % 4 == 0, surprise[:, t], (5 * words[:, t - 1] + 3) % WORDS)
+        words[:, t] = torch.where(
+            surprise[:, t] % 4 == 0, surprise[:, t], (5 * words[:, t - 1] + 3) % WORDS
+        )
     mine = words.chunk(world)[rank]
     return mine[:, :-1], mine[:, 1:]
 
 
 def train(settings: dict, rank: int, world: int) -> dict[str, list]:
-    """Losses of this rank and, for each step, how many of its slots chose each expert of the last block."""
+    """Losses of this rank and, for each step,
+    how many of its slots chose each expert of the last block.
+    """
     model = mixture_model(settings["k"], settings["factor"], settings["shares"])
     if world > 1:
         tokens, copies = make_groups(rank, world, settings["spread"])
@@ -683,8 +731,8 @@ for world, spread in ((2, 2), (3, 3), (4, 2)):
     means = [sum(losses) / world for losses in zip(*(mine["losses"] for mine in ranks), strict=True)]
     apart = max(abs(a - b) / b for a, b in zip(means, serial["losses"], strict=True))
     print(
-        f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f}, at most {apart:.1e} from the"
-        " serial run"
+        f"{world} ranks, experts over {spread}: loss {means[0]:.4f} → {means[-1]:.4f},"
+        f" at most {apart:.1e} from the serial run"
     )
 
 # %% [markdown]

@@ -59,9 +59,11 @@ from utils.model import MLP
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def block(length: int, parts: int, number: int) -> slice:
-    """Where piece ``number`` lies if a dimension of this length is cut into ``parts``. It may be empty."""
-    # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one dimension: lengths
-    # differ by at most one, and the longer pieces come first.
+    """Where piece ``number`` lies if a dimension of this length is cut into ``parts``.
+    It may be empty.
+    """
+    # TODO 1: Find each rank's place in a grid, its lines, and its block of a matrix. First, one
+    # dimension: lengths differ by at most one, and the longer pieces come first.
     ### BEGIN SOLUTION
     size, longer = divmod(length, parts)
     start = number * size + min(number, longer)
@@ -82,7 +84,9 @@ def place(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def line(rank: int, shape: tuple[int, ...], axis: int) -> list[int]:
-    """The ranks of the line through ``rank`` along ``axis``, itself included, in the order of that coordinate."""
+    """The ranks of the line through ``rank`` along ``axis``, itself included,
+    in the order of that coordinate.
+    """
     # TODO 1, again: how far apart, in numbers, are two neighbours on this axis?
     ### BEGIN SOLUTION
     stride = math.prod(shape[axis + 1 :])
@@ -97,7 +101,8 @@ for rank in range(6):
     row, column = place(rank, shape)
     rows, columns = block(5, 2, row), block(7, 3, column)
     held = f"rows {rows.start} to {rows.stop - 1}, columns {columns.start} to {columns.stop - 1}"
-    print(f"rank {rank} at {row, column}: {held}; its lines are {line(rank, shape, 0)} and {line(rank, shape, 1)}")
+    lines = line(rank, shape, 0), line(rank, shape, 1)
+    print(f"rank {rank} at {row, column}: {held}; its lines are {lines[0]} and {lines[1]}")
 
 # %% nbgrader={"grade": true, "grade_id": "test_1", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("08_distributed_matmul/1")
@@ -109,7 +114,8 @@ check("08_distributed_matmul/1")
 
 # %%
 class Grid:
-    """A rank's place in a grid of this shape, and for each axis the line through it: its ranks, and its process group.
+    """A rank's place in a grid of this shape, and for each axis the line through it: its ranks, and its
+    process group.
 
     Raises:
         ValueError: the shape has more or fewer places than there are ranks.
@@ -158,10 +164,12 @@ class Grid:
 def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
     """Numbers that a rank sends after its own product, so that Y ends up "whole" on all ranks, or "cut".
 
-    ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each has a shard of Y.
+    ``cut`` is "rows", "columns" or "inner", as in the table. For "inner", "cut" means that each has a
+    shard of Y.
     """
-    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your prediction: what
-    # does it cost to get the result where it is needed? (Take all sizes as multiples of the ranks.)
+    # TODO 2: Multiply on one axis, cut by rows, by columns and along the inner dimension. First your
+    # prediction: what does it cost to get the result where it is needed? (Take all sizes as multiples of
+    # the ranks.)
     ### BEGIN SOLUTION
     once_around = (world - 1) / world * m * n
     if cut == "inner":
@@ -171,7 +179,9 @@ def numbers_to_end(cut: str, ending: str, m: int, n: int, world: int) -> float:
 
 
 def numbers_sent_1d(cut: str, m: int, k: int, n: int, world: int) -> tuple[float, float]:
-    """Numbers that a rank sends in the forward and in the backward pass, if everything ends up as in the table."""
+    """Numbers that a rank sends in the forward and in the backward pass,
+    if everything ends up as in the table.
+    """
     # TODO 2, again: both passes. If rows are cut, each pass gathers the weights, and does not keep them.
     ### BEGIN SOLUTION
     around = (world - 1) / world
@@ -224,7 +234,9 @@ def by_rows(x_mK: Tensor, shard: Tensor, shape: tuple[int, int]) -> Tensor:
     ### END SOLUTION
 
 
-def by_rows_backward(dy_mN: Tensor, x_mK: Tensor, shard: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def by_rows_backward(
+    dy_mN: Tensor, x_mK: Tensor, shard: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     """dx_mK, and this rank's shard of the gradient of W."""
     # TODO 2, again: cut by rows, backward. One all-gather and one reduce-scatter.
     ### BEGIN SOLUTION
@@ -277,7 +289,9 @@ check("08_distributed_matmul/2")
 
 # %%
 for tokens in (512, 65536):
-    sent = {cut: sum(numbers_sent_1d(cut, tokens, 2048, 8192, 8)) for cut in ("rows", "columns", "inner")}
+    sent = {
+        cut: sum(numbers_sent_1d(cut, tokens, 2048, 8192, 8)) for cut in ("rows", "columns", "inner")
+    }
     told = ", ".join(f"{cut} {numbers / 1e6:,.0f} million" for cut, numbers in sent.items())
     print(f"{tokens:6,} tokens, numbers sent: {told}")
 
@@ -307,7 +321,9 @@ for tokens in (512, 65536):
 
 # %%
 def exchange(tensor: Tensor, to: int, source: int, shape: tuple[int, int]) -> Tensor:
-    """Send a tensor to rank ``to``, and return the one, of this shape, that arrives from rank ``source``."""
+    """Send a tensor to rank ``to``, and return the one, of this shape,
+    that arrives from rank ``source``.
+    """
     if to == source == dist.get_rank():
         return tensor
     leaving, arriving = tensor.contiguous(), tensor.new_empty(shape)
@@ -330,16 +346,20 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     """y_mn. The inner dimension is k in all; it is cut along axis 1 of the grid in X, along axis 0 in W.
 
     Raises:
-        ValueError: the grid is not square; the text is one line that names the grid. Nothing has been sent before.
+        ValueError: the grid is not square; the text is one line that names the grid. Nothing has been
+            sent before.
     """
-    # TODO 3, again: the product. Each message has one block. A rank sends at most ``side`` blocks of each matrix, and
-    # never holds more than the two it was given, two more of each (one leaving, one arriving), and two of the result's
-    # size. ``grid.lines[1]`` are the ranks of my row, by column; ``grid.lines[0]`` the ranks of my column, by row. If k
-    # is not divisible, blocks have different sizes: ``block`` gives the size of the one that arrives. (If you send
-    # messages yourself: a work handle that you keep also keeps its tensor alive.)
+    # TODO 3, again: the product. Each message has one block. A rank sends at most ``side`` blocks of
+    # each matrix, and never holds more than the two it was given, two more of each (one leaving, one
+    # arriving), and two of the result's size. ``grid.lines[1]`` are the ranks of my row, by column;
+    # ``grid.lines[0]`` the ranks of my column, by row. If k is not divisible, blocks have different
+    # sizes: ``block`` gives the size of the one that arrives. (If you send messages yourself: a work
+    # handle that you keep also keeps its tensor alive.)
     ### BEGIN SOLUTION
     if grid.shape[0] != grid.shape[1]:
-        raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")
+        raise ValueError(
+            f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}"
+        )
     side, (row, column) = grid.shape[0], grid.place
     rows, columns = len(x_mk), w_kn.shape[1]
     my_row, my_column = grid.lines[1], grid.lines[0]
@@ -348,8 +368,12 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
         left, up = (row, column) if step == 0 else (1, 1)  # by how many places the blocks move
         piece = block(k, side, inner_index(row, column, step, side))
         size = piece.stop - piece.start
-        x_mk = exchange(x_mk, my_row[(column - left) % side], my_row[(column + left) % side], (rows, size))
-        w_kn = exchange(w_kn, my_column[(row - up) % side], my_column[(row + up) % side], (size, columns))
+        x_mk = exchange(
+            x_mk, my_row[(column - left) % side], my_row[(column + left) % side], (rows, size)
+        )
+        w_kn = exchange(
+            w_kn, my_column[(row - up) % side], my_column[(row + up) % side], (size, columns)
+        )
         y_mn += x_mk @ w_kn
     return y_mn
     ### END SOLUTION
@@ -363,7 +387,9 @@ def cannon(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
 
 # %%
 def transposed(tensor: Tensor, shape: tuple[int, int], grid: Grid) -> Tensor:
-    """This rank's block, of this shape, of a matrix transposed; ``tensor``: its block before. The grid is a square."""
+    """This rank's block, of this shape, of a matrix transposed; ``tensor``: its block before.
+    The grid is a square.
+    """
     row, column = grid.place
     mirror = column * grid.shape[1] + row
     return exchange(tensor.T, mirror, mirror, shape)
@@ -403,7 +429,9 @@ def cannon_on_ranks(sizes: list[int], rank: int, world: int) -> float:
     grid = Grid((math.isqrt(world), math.isqrt(world)), rank, world)
     torch.manual_seed(0)
     x_MK, w_KN = torch.randn(m, k), torch.randn(k, n)
-    y_mn = cannon(x_MK[grid.block(m, 0), grid.block(k, 1)], w_KN[grid.block(k, 0), grid.block(n, 1)], k, grid)
+    y_mn = cannon(
+        x_MK[grid.block(m, 0), grid.block(k, 1)], w_KN[grid.block(k, 0), grid.block(n, 1)], k, grid
+    )
     return (y_mn - (x_MK @ w_KN)[grid.block(m, 0), grid.block(n, 1)]).abs().max().item()
 
 
@@ -453,8 +481,8 @@ class Panel(NamedTuple):
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def panels(k: int, shape: tuple[int, int]) -> list[Panel]:
     """The panels of an inner dimension k on a grid of this shape, in order. None is empty."""
-    # TODO 4: Multiply on any table of ranks with SUMMA. First, the panels: as wide as possible, but each within one
-    # block of X and one block of W.
+    # TODO 4: Multiply on any table of ranks with SUMMA. First, the panels: as wide as possible, but each
+    # within one block of X and one block of W.
     ### BEGIN SOLUTION
     rows, columns = shape
     of_w = [block(k, rows, row) for row in range(rows)]
@@ -499,8 +527,8 @@ def w_panel(w_kn: Tensor, panel: Panel, k: int, grid: Grid) -> Tensor:
 
 def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     """y_mn."""
-    # TODO 4, again: the product. In addition to its blocks, a rank holds at most two panels of each matrix, the last
-    # and the next, and two tensors of the result's size.
+    # TODO 4, again: the product. In addition to its blocks, a rank holds at most two panels of each
+    # matrix, the last and the next, and two tensors of the result's size.
     ### BEGIN SOLUTION
     y_mn = x_mk.new_zeros(len(x_mk), w_kn.shape[1])
     for panel in panels(k, grid.shape):
@@ -509,11 +537,13 @@ def summa(x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> Tensor:
     ### END SOLUTION
 
 
-def summa_backward(dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid) -> tuple[Tensor, Tensor]:
+def summa_backward(
+    dy_mn: Tensor, x_mk: Tensor, w_kn: Tensor, k: int, grid: Grid
+) -> tuple[Tensor, Tensor]:
     """dx_mk and dw_kn."""
-    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each on the rank that has the
-    # panel: an all-reduce would send the sum to ranks that do not need it. A rank holds at most two panels of each
-    # gradient, too.
+    # TODO 4, again: the gradients. For each panel the two broadcasts again, and two sums, each on the
+    # rank that has the panel: an all-reduce would send the sum to ranks that do not need it. A rank
+    # holds at most two panels of each gradient, too.
     ### BEGIN SOLUTION
     dx_mk, dw_kn = torch.empty_like(x_mk), torch.empty_like(w_kn)
     x_first, w_first = grid.block(k, 1).start, grid.block(k, 0).start
@@ -573,13 +603,15 @@ class Axes(NamedTuple):
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def numbers_sent_3d(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tuple[float, float, float, float]:
+def numbers_sent_3d(
+    m: int, k: int, n: int, inner: int, outer: int, depth: int
+) -> tuple[float, float, float, float]:
     """Numbers that a rank sends: for W (twice), for its gradient, for Y and for the gradient of X.
 
     ``inner``, ``outer`` and ``depth`` are the numbers of ranks along these axes, and divide the sizes.
     """
-    # TODO 5: Multiply on three axes, forward and backward. First your prediction: for each collective, which block does
-    # it send, along which line?
+    # TODO 5: Multiply on three axes, forward and backward. First your prediction: for each collective,
+    # which block does it send, along which line?
     ### BEGIN SOLUTION
     w_around = (depth - 1) / depth * k * n / (inner * outer)
     y_sum = 2 * (inner - 1) / inner * m * n / (depth * outer)
@@ -592,8 +624,11 @@ class Product(torch.autograd.Function):
     """Y = XW on a grid of three axes."""
 
     @staticmethod
-    def forward(ctx, x_mk: Tensor, shard: Tensor, shape: tuple[int, int], axes: Axes, grid: Grid) -> Tensor:
-        """y_mn, the same along the inner axis. ``shard`` is this rank's, along the depth, of its block of W.
+    def forward(
+        ctx, x_mk: Tensor, shard: Tensor, shape: tuple[int, int], axes: Axes, grid: Grid
+    ) -> Tensor:
+        """y_mn, the same along the inner axis. ``shard`` is this rank's, along the depth, of its block
+        of W.
 
         The block has this shape.
         """
@@ -609,7 +644,9 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy_mn: Tensor) -> tuple[Tensor | None, ...]:
-        """dx_mk, this rank's shard of the gradient of W, and None for each other argument of ``forward``."""
+        """dx_mk, this rank's shard of the gradient of W, and None for each other argument of
+        ``forward``.
+        """
         # TODO 5, again: the backward pass. ``ctx.saved_tensors`` are what you saved.
         ### BEGIN SOLUTION
         x_mk, shard = ctx.saved_tensors
@@ -635,7 +672,11 @@ check("08_distributed_matmul/5")
 # distribute their weights when they are made. You will see this as a scatter, which happens only once.)
 
 # %%
-CORNERS = {"FSDP": (1, 1, 4), "Megatron, by columns": (1, 4, 1), "Megatron, by the inner dimension": (4, 1, 1)}
+CORNERS = {
+    "FSDP": (1, 1, 4),
+    "Megatron, by columns": (1, 4, 1),
+    "Megatron, by the inner dimension": (4, 1, 1),
+}
 M, K, N = 64, 32, 96
 
 
@@ -645,7 +686,9 @@ def whole_matrices() -> tuple[Tensor, Tensor]:
 
 
 def corner(name: str, rank: int, world: int) -> Tensor:
-    """The squared gradient of this rank's weights, summed, from your product; the loss is the sum of y²."""
+    """The squared gradient of this rank's weights, summed, from your product;
+    the loss is the sum of y².
+    """
     grid, axes = Grid(CORNERS[name], rank, world), Axes(inner=0, outer=1)
     x_MK, w_KN = whole_matrices()
     x_mk = x_MK[grid.block(M, axes.depth), grid.block(K, axes.inner)].clone().requires_grad_()
@@ -685,7 +728,8 @@ def library_corner(name: str, rank: int, world: int) -> Tensor:
 for name in CORNERS:
     mine = run_on_ranks("08_distributed_matmul/corner", [name] * 4)
     library = run_on_ranks("08_distributed_matmul/library_corner", [name] * 4)
-    print(f"{name}: the sum of squares of W's gradient, {sum(mine.results):.6g} and {sum(library.results):.6g}")
+    squares = sum(mine.results), sum(library.results)
+    print(f"{name}: the sum of squares of W's gradient, {squares[0]:.6g} and {squares[1]:.6g}")
     for whose, run in (("your product", mine), ("the library", library)):
         calls = [call for call in run.collectives if call.rank == 0]
         told = ", ".join(f"{call.op} of {call.sent:,.0f} bytes" for call in calls)
@@ -713,14 +757,16 @@ for name in CORNERS:
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def axes_of(layer: int) -> Axes:
     """The axes of a layer's product; layer 0, the first, has axes 0 (inner), 1 (outer) and 2 (depth)."""
-    # TODO 6: Train an MLP whose second layer is transposed. First, which axis is which, for any number of layers.
+    # TODO 6: Train an MLP whose second layer is transposed. First, which axis is which, for any number
+    # of layers.
     ### BEGIN SOLUTION
     return Axes(inner=0, outer=1) if layer % 2 == 0 else Axes(inner=1, outer=0)
     ### END SOLUTION
 
 
 def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid: Grid) -> Tensor:
-    """This rank's block of the output. For each layer: its shard of its block of W, and the shape of that block.
+    """This rank's block of the output. For each layer: its shard of its block of W, and the shape of
+    that block.
 
     GELU is between two layers.
     """
@@ -734,8 +780,11 @@ def mlp(x_mk: Tensor, shards: list[Tensor], shapes: list[tuple[int, int]], grid:
     ### END SOLUTION
 
 
-def squared_error(y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, grid: Grid) -> tuple[Tensor, Tensor]:
-    """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks and detached.
+def squared_error(
+    y_mn: Tensor, target_mn: Tensor, numbers: int, axes: Axes, grid: Grid
+) -> tuple[Tensor, Tensor]:
+    """This rank's part of the loss, for the backward pass, and the loss itself, the same on all ranks
+    and detached.
 
     The whole output has ``numbers`` numbers. ``axes`` belong to the last layer.
     """
@@ -775,7 +824,9 @@ def train_serial() -> list[float]:
     for _ in range(STEPS):
         loss = F.mse_loss(model(x_MK), target)
         losses.append(loss.item())
-        for weight, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
+        for weight, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True
+        ):
             weight.data -= RATE * gradient
     return losses
 
@@ -844,7 +895,9 @@ def factorings(world: int) -> list[tuple[int, int, int]]:
 
 
 def layer_cost(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tuple[int, float]:
-    """Rounds and numbers that a rank sends in a forward and a backward pass of one product, with rings."""
+    """Rounds and numbers that a rank sends in a forward and a backward pass of one product,
+    with rings.
+    """
     # TODO 7, again: what a layer sends. You have the numbers already.
     ### BEGIN SOLUTION
     rounds = 3 * (depth - 1) + 2 * (inner - 1) + 2 * (outer - 1)
@@ -853,7 +906,9 @@ def layer_cost(m: int, k: int, n: int, inner: int, outer: int, depth: int) -> tu
 
 
 def mlp_seconds(m: int, dim: int, hidden: int, shape: tuple[int, int, int], machine: Machine) -> float:
-    """Seconds of a forward and a backward pass of an MLP, dim → hidden → dim, in float32, on a grid of this shape."""
+    """Seconds of a forward and a backward pass of an MLP, dim → hidden → dim, in float32,
+    on a grid of this shape.
+    """
     # TODO 7, again: the time of both layers. The second one is transposed. Nothing overlaps.
     ### BEGIN SOLUTION
     x, y, z = shape
@@ -887,7 +942,10 @@ for tokens in (1024, 16384, 131072, 1048576):
     seconds = mlp_seconds(tokens, 4096, 16384, chosen, cluster)
     worst = max(mlp_seconds(tokens, 4096, 16384, shape, cluster) for shape in factorings(64))
     name = plots.spoken_grid(chosen)
-    print(f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms; the worst grid takes {1000 * worst:,.1f} ms")
+    print(
+        f"{tokens:9,} tokens: {name}, {1000 * seconds:.1f} ms;"
+        f" the worst grid takes {1000 * worst:,.1f} ms"
+    )
 
 # %% [markdown]
 # Then on your machine. Measure the speed of a product on one rank, and all-reduces of several sizes on four ranks,
@@ -939,7 +997,9 @@ def time_mlp(inputs: list, rank: int, world: int) -> float:
 # %%
 RANKS, SIZES = 4, [8192, 64, 512]
 message_sizes = [4096, 65536, 262144, 1048576, 4194304]
-all_reduces = run_on_ranks("08_distributed_matmul/time_all_reduces", [message_sizes] * RANKS, timed=True).results[0]
+all_reduces = run_on_ranks(
+    "08_distributed_matmul/time_all_reduces", [message_sizes] * RANKS, timed=True
+).results[0]
 speed = run_on_ranks("08_distributed_matmul/time_product", [[2048, 64, 512]], timed=True).results[0]
 
 rounds = 2 * (RANKS - 1)
@@ -950,14 +1010,19 @@ fitted = torch.linalg.lstsq(costs * weights, seconds[:, None] * weights).solutio
 alpha, beta = fitted.clamp(min=1e-12).tolist()
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 machine = Machine(alpha, beta, speed, cores)
-print(f"alpha {1e6 * alpha:.0f} µs, beta {1e9 * beta:.2f} ns a byte, {speed / 1e9:.0f} GFLOP/s a rank, {cores} cores")
+print(
+    f"alpha {1e6 * alpha:.0f} µs, beta {1e9 * beta:.2f} ns a byte,"
+    f" {speed / 1e9:.0f} GFLOP/s a rank, {cores} cores"
+)
 
 # %%
 grids = factorings(RANKS)
 predicted = {shape: mlp_seconds(*SIZES, shape, machine) for shape in grids}
 measured = {}
 for shape in grids:
-    ranks = run_on_ranks("08_distributed_matmul/time_mlp", [[SIZES, list(shape)]] * RANKS, timed=True).results
+    ranks = run_on_ranks(
+        "08_distributed_matmul/time_mlp", [[SIZES, list(shape)]] * RANKS, timed=True
+    ).results
     measured[shape] = max(ranks)
 chosen, fastest_grid = best_grid(*SIZES, RANKS, machine), min(grids, key=measured.get)
 print(f"best: {plots.spoken_grid(chosen)} as predicted, {plots.spoken_grid(fastest_grid)} as measured")
@@ -988,8 +1053,8 @@ plots.grids(predicted, measured)
 def smallest_block(speed: float, bandwidth: float, itemsize: int) -> float:
     """The side b of SUMMA's blocks at which products and messages take equally long.
 
-    ``speed``: FLOPs a second; ``bandwidth``: bytes a second that arrive at a rank, or leave it; ``itemsize``: bytes a
-    number.
+    ``speed``: FLOPs a second; ``bandwidth``: bytes a second that arrive at a rank, or leave it;
+    ``itemsize``: bytes a number.
     """
     # TODO 8: Find when the network sets the pace. First, for SUMMA's blocks.
     ### BEGIN SOLUTION
@@ -998,8 +1063,8 @@ def smallest_block(speed: float, bandwidth: float, itemsize: int) -> float:
 
 
 def smallest_width(speed: float, bandwidth: float, itemsize: int, world: int) -> float:
-    """A rank's part k / world of the inner dimension at which a tensor-parallel layer's product takes as long as the
-    all-reduce of its result.
+    """A rank's part k / world of the inner dimension at which a tensor-parallel layer's product takes as
+    long as the all-reduce of its result.
     """
     # TODO 8, again: for a tensor-parallel layer, in its forward pass.
     ### BEGIN SOLUTION

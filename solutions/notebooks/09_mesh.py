@@ -69,16 +69,20 @@ from utils.plan import Link, Machine, Model, Plan
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[str, float], per_node: int) -> float:
+def bytes_between_nodes(
+    order: Sequence[str], sizes: dict[str, int], sent: dict[str, float], per_node: int
+) -> float:
     """Bytes that go from one node to another in one step, over all ranks.
 
     Args:
         order: names of the axes, the outermost first: the place on the last one changes fastest.
         sizes: how many ranks are on a line of each axis.
-        sent: bytes that a rank sends to the next one of its line; along "pp" the next rank sends as many back.
+        sent: bytes that a rank sends to the next one of its line; along "pp" the next rank sends as many
+            back.
         per_node: ranks in a node. Node 0 has the first of them, node 1 the next.
     """
-    # TODO 1: Count the bytes that leave a node, for each order of the axes. A line of one rank sends nothing.
+    # TODO 1: Count the bytes that leave a node, for each order of the axes. A line of one rank sends
+    # nothing.
     ### BEGIN SOLUTION
     shape = [sizes[axis] for axis in order]
     total = 0.0
@@ -97,7 +101,9 @@ def bytes_between_nodes(order: Sequence[str], sizes: dict[str, int], sent: dict[
 
 
 def best_order(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> tuple[str, ...]:
-    """The order of the axes with which the fewest bytes go between nodes; if there are several, any of them."""
+    """The order of the axes with which the fewest bytes go between nodes; if there are several,
+    any of them.
+    """
     # TODO 1, again: try them all. `itertools.permutations` gives the orders.
     ### BEGIN SOLUTION
     orders = itertools.permutations(sizes)
@@ -143,9 +149,11 @@ check("09_mesh/1")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def make_mesh(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> DeviceMesh:
-    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``, even if it has only one rank."""
-    # TODO 2: Make the mesh that sends the fewest bytes between nodes, and find the neighbours in the pipeline.
-    # First, the mesh.
+    """All ranks as a mesh on the CPU, with an axis for each name in ``sizes``,
+    even if it has only one rank.
+    """
+    # TODO 2: Make the mesh that sends the fewest bytes between nodes, and find the neighbours in the
+    # pipeline. First, the mesh.
     ### BEGIN SOLUTION
     order = best_order(sizes, sent, per_node)
     return init_device_mesh("cpu", tuple(sizes[axis] for axis in order), mesh_dim_names=order)
@@ -153,7 +161,8 @@ def make_mesh(sizes: dict[str, int], sent: dict[str, float], per_node: int) -> D
 
 
 def stage_neighbours(mesh: DeviceMesh) -> tuple[int | None, int | None]:
-    """The ranks that hold the stages before and after mine, for the same samples and the same part of each layer.
+    """The ranks that hold the stages before and after mine, for the same samples and the same part of
+    each layer.
 
     None where there is none: before the first stage, and after the last.
     """
@@ -196,7 +205,9 @@ def pass_on(order: list[str], rank: int, world: int) -> None:
 predicted, measured = {}, {}
 for order in itertools.permutations(SIZES):
     messages = run_on_ranks("09_mesh/pass_on", [list(order)] * 8).messages
-    measured[order] = sum(message.bytes for message in messages if message.source // 4 != message.target // 4)
+    measured[order] = sum(
+        message.bytes for message in messages if message.source // 4 != message.target // 4
+    )
     predicted[order] = bytes_between_nodes(order, SIZES, SENT, per_node=4) / 1e6
 plots.orders(predicted, measured)
 
@@ -225,11 +236,13 @@ plots.orders(predicted, measured)
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
-    """This rank's number among the players, which read different samples, from 0; and the number of players.
+    """This rank's number among the players, which read different samples, from 0; and the number of
+    players.
 
     The mesh has some or all of the axes pp, dp, shard, cp and tp, in any order.
     """
-    # TODO 3: Deal samples along the data axes alone, and tokens along the context axis. First, count the players.
+    # TODO 3: Deal samples along the data axes alone, and tokens along the context axis. First, count the
+    # players.
     ### BEGIN SOLUTION
     number, players = 0, 1
     for axis in ("dp", "shard"):
@@ -241,7 +254,9 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def make_sampler(data: Dataset, mesh: DeviceMesh, seed: int) -> Sampler[int]:
-    """The samples of this rank, reshuffled in each epoch (``set_epoch``); samples left over are dropped."""
+    """The samples of this rank, reshuffled in each epoch (``set_epoch``);
+    samples left over are dropped.
+    """
     # TODO 3, again: the samples.
     ### BEGIN SOLUTION
     number, players = data_place(mesh)
@@ -250,7 +265,8 @@ def make_sampler(data: Dataset, mesh: DeviceMesh, seed: int) -> Sampler[int]:
 
 
 def my_tokens(x_BT: Tensor, y_BT: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's part of a batch: words (B, t), targets (B, t), and the places of the words in their sequences (t,).
+    """This rank's part of a batch: words (B, t), targets (B, t), and the places of the words in their
+    sequences (t,).
 
     Along "cp" T is cut into equal parts, which lie in order (no zig-zag); places are int64.
     """
@@ -344,7 +360,10 @@ def due(axis: str, fact: Fact) -> str:
 
 
 def sync_gradients(
-    parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh, ends: dist.ProcessGroup | None
+    parameters: dict[str, nn.Parameter],
+    facts: dict[str, Fact],
+    mesh: DeviceMesh,
+    ends: dist.ProcessGroup | None,
 ) -> None:
     """Make each parameter's .grad the serial run's.
 
@@ -352,8 +371,9 @@ def sync_gradients(
         mesh: has some or all of the five axes, in any order.
         ends: the first and the last stage of this rank's pipeline; None if it is neither, or both.
     """
-    # TODO 4, again: do it. A tied parameter is on the two ends, not on all stages. Send no more than needed: at most
-    # one all-reduce for each gradient along each axis. Here "shard" is treated as "dp": nothing is sharded.
+    # TODO 4, again: do it. A tied parameter is on the two ends, not on all stages. Send no more than
+    # needed: at most one all-reduce for each gradient along each axis. Here "shard" is treated as "dp":
+    # nothing is sharded.
     ### BEGIN SOLUTION
     for name, parameter in parameters.items():
         for axis in mesh.mesh_dim_names:
@@ -398,7 +418,9 @@ def scattered(x_ND: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class Enter(torch.autograd.Function):
-    """Into a layer that is cut: Megatron's f, or with sequence parallel g-bar's conjugate, an all-gather."""
+    """Into a layer that is cut: Megatron's f, or with sequence parallel g-bar's conjugate,
+    an all-gather.
+    """
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> Tensor:
@@ -473,7 +495,8 @@ class Piece:
 
 
 def forward_backward(piece: Piece, x_N: Tensor, y_N: Tensor, count: int) -> float:
-    """A forward and a backward pass on this rank's tokens. Returns its part of the loss: 0 except on the last stage.
+    """A forward and a backward pass on this rank's tokens. Returns its part of the loss: 0 except on the
+    last stage.
 
     Args:
         x_N: the words of my samples, or my part of them along "cp".
@@ -535,10 +558,14 @@ check("09_mesh/4")
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def gradient_norm(parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh) -> float:
-    """The norm of the whole model's gradient, the same on all ranks. The mesh has the axes "pp" and "tp" at least."""
-    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers for a model of any size. A
-    # stage may hold nothing that is cut, or nothing that is not.
+def gradient_norm(
+    parameters: dict[str, nn.Parameter], facts: dict[str, Fact], mesh: DeviceMesh
+) -> float:
+    """The norm of the whole model's gradient, the same on all ranks.
+    The mesh has the axes "pp" and "tp" at least.
+    """
+    # TODO 5: Find the norm of the whole gradient, over all axes. A rank sends a few numbers for a model
+    # of any size. A stage may hold nothing that is cut, or nothing that is not.
     ### BEGIN SOLUTION
     mine = torch.zeros(2, dtype=torch.float64)  # cut parameters, and whole ones
     for name, parameter in parameters.items():
@@ -566,9 +593,11 @@ def train(how: dict, rank: int, world: int) -> list[list[float]]:
     """The loss of the whole batch, and the norm of its gradient, in each step."""
     shape = how["shape"]
     mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
-    piece, ends = Piece(first_weights(WORDS, DIM, HIDDEN, LAYERS), mesh, how["sequence_parallel"]), group_of_ends(mesh)
+    piece = Piece(first_weights(WORDS, DIM, HIDDEN, LAYERS), mesh, how["sequence_parallel"])
+    ends = group_of_ends(mesh)
     draw = torch.Generator().manual_seed(1)
-    text = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=draw)  # one batch, which the model memorizes
+    # one batch, which the model memorizes
+    text = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=draw)
     number, players = data_place(mesh)
     mine = text[number::players]
     x, y, _ = my_tokens(mine[:, :-1], mine[:, 1:], mesh)
@@ -582,7 +611,8 @@ def train(how: dict, rank: int, world: int) -> list[list[float]]:
         with torch.no_grad():
             for parameter in piece.parameters.values():
                 parameter -= 0.2 * parameter.grad * min(1.0, 1 / norm)
-        dist.all_reduce(loss)  # parts along cp (and tp), means of other samples along dp, and copies along tp
+        # parts along cp (and tp), means of other samples along dp, and copies along tp
+        dist.all_reduce(loss)
         copies = players * (1 if how["sequence_parallel"] else shape["tp"])
         told.append([loss.item() / copies, norm])
     return told

@@ -59,7 +59,9 @@ from utils.plots import strategy as plots
 
 # %%
 def of_experts(plan: Plan) -> tuple[int, int]:
-    """Ranks that replicate, and ranks that shard, the experts of a rank. Without experts, `ep` is 1: dp and sharers."""
+    """Ranks that replicate, and ranks that shard, the experts of a rank. Without experts, `ep` is 1:
+    dp and sharers.
+    """
     if plan.ep <= plan.sharers:
         return plan.dp, plan.sharers // plan.ep
     return plan.dp * plan.sharers // plan.ep, 1
@@ -73,8 +75,8 @@ def of_experts(plan: Plan) -> tuple[int, int]:
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def rank_numbers(model: Model, plan: Plan, stage: int) -> tuple[float, float]:
     """Numbers on a rank of this stage, without sharding: of attention, table and head; and of MLPs."""
-    # TODO 1: Predict what a rank holds, by kind. First, the numbers before sharding: which of them does `tp` cut, and
-    # which does `ep` spread?
+    # TODO 1: Predict what a rank holds, by kind. First, the numbers before sharding: which of them does
+    # `tp` cut, and which does `ep` spread?
     ### BEGIN SOLUTION
     blocks, ends = model.layers / plan.pp, (stage == 0) + (stage == plan.pp - 1)
     dense = blocks * 4 * model.hidden**2 + ends * model.vocabulary * model.hidden
@@ -95,8 +97,11 @@ def activation_bytes(model: Model, plan: Plan, stage: int) -> float:
 
 
 def memory(model: Model, plan: Plan, stage: int) -> dict[str, float]:
-    """Bytes on a rank of this stage: of "weights", "gradients", "state", "gathered" and "activations"."""
-    # TODO 1, again: all kinds. `of_experts` says how many ranks shard MLPs; with one, they are not gathered.
+    """Bytes on a rank of this stage: of "weights", "gradients", "state",
+    "gathered" and "activations".
+    """
+    # TODO 1, again: all kinds. `of_experts` says how many ranks shard MLPs; with one, they are not
+    # gathered.
     ### BEGIN SOLUTION
     dense, mlps = rank_numbers(model, plan, stage)
     shards = of_experts(plan)[1]
@@ -136,10 +141,18 @@ check("10_strategy/1")
 # %%
 SEVEN, CLUSTER = catalogue.model("7b"), catalogue.machine("jureca")
 shown = {}
-for axes in ({"dp": 8}, {"shard": 8}, {"tp": 4, "pp": 2}, {"shard": 2, "tp": 4}, {"shard": 8, "recompute": "full"}):
+for axes in (
+    {"dp": 8},
+    {"shard": 8},
+    {"tp": 4, "pp": 2},
+    {"shard": 2, "tp": 4},
+    {"shard": 8, "recompute": "full"},
+):
     plan = Plan(batch=64, **axes)
     kinds = [memory(SEVEN, plan, stage) for stage in range(plan.pp)]
-    shown[", ".join(f"{axis} {size}" for axis, size in axes.items())] = max(kinds, key=lambda kind: sum(kind.values()))
+    shown[", ".join(f"{axis} {size}" for axis, size in axes.items())] = max(
+        kinds, key=lambda kind: sum(kind.values())
+    )
 plots.memory(shown, 0.9 * CLUSTER.memory)
 
 # %% [markdown]
@@ -182,7 +195,9 @@ def token_flops(model: Model) -> float:
 
 
 def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
-    """Bytes and messages that a rank of stage 0 sends in a step, on "tp", "cp", "ep", "pp", "shard" and "dp"."""
+    """Bytes and messages that a rank of stage 0 sends in a step, on "tp", "cp", "ep", "pp",
+    "shard" and "dp".
+    """
     # TODO 2, again: the messages. `rank_numbers` has the numbers of a rank.
     ### BEGIN SOLUTION
     t, cp, ep, m = plan.tp, plan.cp, plan.ep, plan.micro_batches
@@ -208,7 +223,10 @@ def sent(model: Model, plan: Plan) -> dict[str, tuple[float, int]]:
             (2 * gathers + 4 * reductions) * unsharded,
             (gathers + reductions) * (blocks + 1) * (plan.sharers - 1),
         ),
-        "dp": (4 * 2 * (ring(plan.dp, dense / plan.sharers) + ring(replicas, mlps / shards)), 2 * (plan.dp - 1)),
+        "dp": (
+            4 * 2 * (ring(plan.dp, dense / plan.sharers) + ring(replicas, mlps / shards)),
+            2 * (plan.dp - 1),
+        ),
     }
     ### END SOLUTION
 
@@ -243,7 +261,8 @@ check("10_strategy/2")
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def link(axis: str, plan: Plan, machine: Machine) -> Link:
     """The bandwidth and the latency that a rank has along this axis."""
-    # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and through how many adapters?
+    # TODO 3: Predict the time of a step. First, does a line of this axis leave the node, and through how
+    # many adapters?
     ### BEGIN SOLUTION
     inward = ("tp", "cp", "shard", "dp", "pp")
     before = ("tp",) if axis in ("shard", "ep") else inward[: inward.index(axis)]
@@ -258,13 +277,17 @@ def link(axis: str, plan: Plan, machine: Machine) -> Link:
 
 
 def step_seconds(model: Model, plan: Plan, machine: Machine) -> dict[str, float]:
-    """Seconds of a step: "computing", "tp", "ep", "pp", "cp", "bubble" and "data", whose sum is the step."""
+    """Seconds of a step: "computing", "tp", "ep", "pp", "cp", "bubble" and "data",
+    whose sum is the step.
+    """
     # TODO 3, again: the time. "data" is the part of shard and dp that nothing hides.
     ### BEGIN SOLUTION
     flops = token_flops(model)
     scores = 12 * model.layers * model.hidden * model.sequence / flops
     again = 4 / 3 if plan.recompute == "full" else 1
-    computing = plan.batch * model.sequence * flops * again / (plan.world * machine.peak * machine.device_share)
+    computing = (
+        plan.batch * model.sequence * flops * again / (plan.world * machine.peak * machine.device_share)
+    )
     took = {}
     for axis, (count, messages) in sent(model, plan).items():
         cable = link(axis, plan, machine)
@@ -295,7 +318,9 @@ for axes in (
     {"dp": 8, "tp": 4, "pp": 2},
 ):
     plan = Plan(batch=256, micro_batch=4, recompute="full", **axes)
-    shown[" × ".join(f"{axis} {size}" for axis, size in axes.items())] = step_seconds(SEVEN, plan, CLUSTER)
+    shown[" × ".join(f"{axis} {size}" for axis, size in axes.items())] = step_seconds(
+        SEVEN, plan, CLUSTER
+    )
 plots.seconds(shown)
 
 # %% [markdown]
@@ -306,7 +331,9 @@ plots.seconds(shown)
 # %%
 SIX = [{"shard": 64}, {"dp": 16, "shard": 4}, {"dp": 16, "tp": 4}, {"shard": 4, "tp": 16}]
 SIX += [{"dp": 8, "tp": 4, "pp": 2}, {"dp": 4, "shard": 8, "pp": 2}]
-plots.beside_planner(step_seconds, SEVEN, [Plan(256, 4, recompute="full", **axes) for axes in SIX], CLUSTER)
+plots.beside_planner(
+    step_seconds, SEVEN, [Plan(256, 4, recompute="full", **axes) for axes in SIX], CLUSTER
+)
 
 # %% [markdown]
 # ## Choose
@@ -330,8 +357,8 @@ def axes_and_copies(plan: Plan) -> tuple[int, int]:
 
 
 def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
-    """Plans for this many GPUs, feasible or not, the simplest first; with 1, 2 or 4 sequences at a time, and recomputed
-    or not.
+    """Plans for this many GPUs, feasible or not, the simplest first; with 1, 2 or 4 sequences at a time,
+    and recomputed or not.
     """
     found = []
     for dp, shard, cp, tp, pp in factorings(gpus, 5):
@@ -348,9 +375,10 @@ def candidates(model: Model, gpus: int, batch: int) -> list[Plan]:
 # %% nbgrader={"grade": false, "grade_id": "todo_4", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def why_not(model: Model, plan: Plan, machine: Machine) -> str:
     """In a few words, why this plan is infeasible; "" if it is not."""
-    # TODO 4: Find the best plan for a model and a machine. First, infeasible plans: pieces of unequal size (heads on
-    # tp, layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of replicas), fewer micro-batches
-    # than stages, a tensor axis that leaves the node, or more than 90 % of the memory.
+    # TODO 4: Find the best plan for a model and a machine. First, infeasible plans: pieces of unequal
+    # size (heads on tp, layers on pp, tokens on cp · tp, experts on ep, the batch on micro-batches of
+    # replicas), fewer micro-batches than stages, a tensor axis that leaves the node, or more than 90 %
+    # of the memory.
     ### BEGIN SOLUTION
     if model.heads % plan.tp:
         return f"{model.heads} heads on tp {plan.tp}"
@@ -393,7 +421,11 @@ check("10_strategy/4")
 # %%
 def spoken_plan(plan: Plan) -> str:
     """The axes that are longer than 1, and how the plan runs."""
-    axes = [f"{axis} {size}" for axis in ("dp", "shard", "ep", "cp", "tp", "pp") if (size := getattr(plan, axis)) > 1]
+    axes = [
+        f"{axis} {size}"
+        for axis in ("dp", "shard", "ep", "cp", "tp", "pp")
+        if (size := getattr(plan, axis)) > 1
+    ]
     recomputed = ", recomputed" if plan.recompute == "full" else ""
     return f"{' × '.join(axes) or 'one GPU'}; {plan.micro_batch} at a time{recomputed}"
 
@@ -422,8 +454,9 @@ plots.Later(show_cases)  # called when the page shows it, not on each rank of ea
 
 # %%
 FAMILY = [
-    Model(768, 12, 12, 32000, 2048), Model(2048, 24, 16, 32000, 2048), SEVEN, Model(6144, 48, 48, 32000, 2048),
-    Model(8192, 80, 64, 32000, 2048), Model(12288, 96, 96, 32000, 2048), Model(16384, 160, 128, 32000, 2048),
+    Model(768, 12, 12, 32000, 2048), Model(2048, 24, 16, 32000, 2048), SEVEN,
+    Model(6144, 48, 48, 32000, 2048), Model(8192, 80, 64, 32000, 2048),
+    Model(12288, 96, 96, 32000, 2048), Model(16384, 160, 128, 32000, 2048),
 ]  # fmt: skip
 
 
@@ -438,7 +471,8 @@ def show_family() -> plots.Picture:
     for model in FAMILY:
         billions = (model.layers * 12 * model.hidden**2 + 2 * model.vocabulary * model.hidden) / 1e9
         chosen[billions] = best_plan(model, 512, 1024, CLUSTER)
-        print(f"{billions:6.1f} billion: {spoken_plan(chosen[billions]) if chosen[billions] else 'does not fit'}")
+        plan = chosen[billions]
+        print(f"{billions:6.1f} billion: {spoken_plan(plan) if plan else 'does not fit'}")
     simple, *_, large = (plan for billions, plan in chosen.items() if plan and billions < 200)
     print("a simple model: data parallel:", axes_of(simple) == {"data"})
     print("a large language model: everything:", axes_of(large) >= {"data", "tensor", "pipeline"})
@@ -468,19 +502,22 @@ plots.Later(show_family)
 def needed_bandwidth(tokens: float, speed: float, scheme: str) -> float:
     """Bytes a second that each of many GPUs must send so that communication takes as long as computing.
 
-    ``tokens`` is a GPU's tokens in a step, ``speed`` its FLOPs a second, ``scheme`` "ddp", "fsdp" or "fsdp float32".
+    ``tokens`` is a GPU's tokens in a step, ``speed`` its FLOPs a second, ``scheme`` "ddp", "fsdp" or
+    "fsdp float32".
     """
-    # TODO 5: Find when to stop adding GPUs. First, what network do they need? Attention's scores are left out.
+    # TODO 5: Find when to stop adding GPUs. First, what network do they need? Attention's scores are
+    # left out.
     ### BEGIN SOLUTION
     return {"ddp": 8, "fsdp": 8, "fsdp float32": 12}[scheme] / 6 * speed / tokens
     ### END SOLUTION
 
 
 def overtaken_at(batch: float, scheme: str, machine: Machine) -> int:
-    """The fewest GPUs on which communication takes longer than computing, for batches of this many tokens in all.
+    """The fewest GPUs on which communication takes longer than computing, for batches of this many
+    tokens in all.
 
-    For few GPUs the ring's factor (N - 1)/N matters. GPUs of one node use the links inside it; more GPUs use those
-    between nodes, with an adapter for each GPU. Latency is left out.
+    For few GPUs the ring's factor (N - 1)/N matters. GPUs of one node use the links inside it; more GPUs
+    use those between nodes, with an adapter for each GPU. Latency is left out.
     """
     # TODO 5, again: strong scaling. Where is the crossing? One GPU sends nothing.
     ### BEGIN SOLUTION
@@ -512,11 +549,15 @@ check("10_strategy/5")
 # %%
 speed = CLUSTER.peak * CLUSTER.device_share
 for tokens in (1024, 4096, 16384):
-    print(f"FSDP with {tokens:6,} tokens per GPU: {needed_bandwidth(tokens, speed, 'fsdp') / 1e9:5.1f} GB/s per GPU")
+    needed = needed_bandwidth(tokens, speed, "fsdp") / 1e9
+    print(f"FSDP with {tokens:6,} tokens per GPU: {needed:5.1f} GB/s per GPU")
 million = 4e6
 for scheme in ("fsdp", "fsdp float32"):
     gpus = overtaken_at(million, scheme, CLUSTER)
-    print(f"{scheme}: with batches of 4 million tokens, communication takes longer than computing on {gpus} GPUs")
+    print(
+        f"{scheme}: with batches of 4 million tokens,"
+        f" communication takes longer than computing on {gpus} GPUs"
+    )
 
 # %% [markdown]
 # So **FSDP needs a fast network**: with few tokens on each GPU, tens of GB/s from every GPU of a node at once. Without
@@ -528,7 +569,9 @@ for scheme in ("fsdp", "fsdp float32"):
 
 # %%
 def efficiency(seconds: dict[int, float], scaling: str) -> dict[int, float]:
-    """The efficiency for each number of GPUs, relative to the fewest. ``scaling`` is "strong" or "weak"."""
+    """The efficiency for each number of GPUs, relative to the fewest.
+    ``scaling`` is "strong" or "weak".
+    """
     fewest = min(seconds)
     work = {gpus: fewest / gpus if scaling == "strong" else 1 for gpus in seconds}
     return {gpus: work[gpus] * seconds[fewest] / took for gpus, took in seconds.items()}

@@ -60,7 +60,9 @@ from utils.distributed import launch_environment, save0
 
 # %%
 def setup_1() -> tuple[int, int, int, torch.device]:
-    """The script's setup, with a limit of 8 seconds, stacks, and a dump of the flight recorder if an error ends it."""
+    """The script's setup, with a limit of 8 seconds, stacks,
+    and a dump of the flight recorder if an error ends it.
+    """
     rank, local_rank, world_size = launch_environment()
     dist.init_process_group("gloo", timeout=timedelta(seconds=8))
     faulthandler.enable()
@@ -76,7 +78,9 @@ def setup_1() -> tuple[int, int, int, torch.device]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def save_checkpoint_1(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
-    """Rank 0 saves. On every rank, the call returns when the file is complete: then any rank may read it."""
+    """Rank 0 saves. On every rank, the call returns when the file is complete:
+    then any rank may read it.
+    """
     content = {"model": getattr(model, "module", model).state_dict(), "config": config, "epoch": epoch}
     # TODO 1: Let the run end, and keep the promise of this function's docstring.
     ### BEGIN SOLUTION
@@ -111,19 +115,34 @@ for rank in range(2):
 
 # %%
 def analyse(folder: Path) -> str:
-    """The output of torch's analyser for the dumps rank_0, rank_1, … in a folder, without torch's own frames."""
+    """The output of torch's analyser for the dumps rank_0, rank_1, … in a folder,
+    without torch's own frames.
+    """
     for path in folder.glob("rank_*"):
         seen = pickle.loads(path.read_bytes())
         if group := seen["pg_config"].pop("", None):
             seen["pg_config"]["0"] = {**group, "name": "0", "desc": "default_pg"}
             path.write_bytes(pickle.dumps(seen))
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "-p", "rank_", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.flight_recorder.fr_trace",
+        "-p",
+        "rank_",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
-    return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if "site-packages" not in line)
+    return "\n".join(
+        line for line in (done.stdout + done.stderr).splitlines() if "site-packages" not in line
+    )
 
 
 # %%
-print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the run ended before there was one")
+print(
+    analyse(run.folder)
+    if list(run.folder.glob("rank_*"))
+    else "no dumps: the run ended before there was one"
+)
 
 # %% [markdown]
 # The analyser calls the rank that differs from the first one the culprit; here it blames rank 1, which is right. It
@@ -137,8 +156,8 @@ print(analyse(run.folder) if list(run.folder.glob("rank_*")) else "no dumps: the
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_1() -> tuple[int, str, str]:
-    """In the run as given: the rank that waits in a call which no other rank makes; that call, in `dist`; and the
-    innermost function of ddp_training in which the other rank waits."""
+    """In the run as given: the rank that waits in a call which no other rank makes; that call, in
+    `dist`; and the innermost function of ddp_training in which the other rank waits."""
     # TODO 1, again: what did the logs say, before you fixed anything?
     ### BEGIN SOLUTION
     return 0, "barrier", "global_mean"
@@ -178,7 +197,8 @@ def make_optimizer_2(model: nn.Module, args: Namespace) -> Optimizer:
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients_2(model: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, large gradients before small ones."""
-    # TODO 2: Let the ranks agree on the order. "Large" is what takes long to send, not what has large numbers.
+    # TODO 2: Let the ranks agree on the order. "Large" is what takes long to send, not what has large
+    # numbers.
     ### BEGIN SOLUTION
     parameters = sorted(model.parameters(), key=lambda p: p.numel(), reverse=True)
     ### STUDENT
@@ -191,14 +211,16 @@ def average_gradients_2(model: nn.Module) -> None:
 
 # %%
 for debug in "OFF", "DETAIL":
-    run = launch(f"story_2_{debug}", setup_1, wrap_2, make_optimizer_2, env={"TORCH_DISTRIBUTED_DEBUG": debug})
+    run = launch(
+        f"story_2_{debug}", setup_1, wrap_2, make_optimizer_2, env={"TORCH_DISTRIBUTED_DEBUG": debug}
+    )
     print(f"\n--- {debug}: {run}\n{run.log(0, 12)}\n{run.log(1, 12)}")
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_2() -> tuple[str, bool]:
-    """In the run as given: where the fingerprints differ first, in "operation", "shape" or "dtype"; and whether DETAIL
-    would have reported anything if all gradients had one shape."""
+    """In the run as given: where the fingerprints differ first, in "operation", "shape" or "dtype"; and
+    whether DETAIL would have reported anything if all gradients had one shape."""
     # TODO 2, again: what did DETAIL say, and what can it not see?
     ### BEGIN SOLUTION
     return "shape", False
@@ -230,14 +252,18 @@ def make_samplers_3(sets: tuple, args: Namespace) -> tuple:
     """This rank's samples of one epoch."""
     train, validation, test = sets
     sampler = ShardSampler(train, 0, 1)
-    sampler.indices = my_part_3(list(EpochOrder(train, args.seed)), dist.get_rank(), dist.get_world_size())
+    sampler.indices = my_part_3(
+        list(EpochOrder(train, args.seed)), dist.get_rank(), dist.get_world_size()
+    )
     sampler.set_epoch = lambda epoch: None
     return sampler, ShardSampler(validation), ShardSampler(test)
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def my_part_3(order: list[int], rank: int, world: int) -> list[int]:
-    """This rank's samples, assigned to ranks in turn, so that step k takes the samples that one process would take."""
+    """This rank's samples, assigned to ranks in turn,
+    so that step k takes the samples that one process would take.
+    """
     # TODO 3: Give every rank the same number of samples, none of them twice.
     ### BEGIN SOLUTION
     whole = len(order) - len(order) % world
@@ -256,8 +282,10 @@ for rank in range(2):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_3() -> tuple[int, str, str]:
-    """In the run as given: the rank with one batch too many; what it did when the run died (the innermost function of
-    ddp_training in its stack); and the innermost function of ddp_training in the other rank's stack."""
+    """In the run as given: the rank with one batch too many; what it did when the run died (the
+    innermost function of ddp_training in its stack);
+    and the innermost function of ddp_training in the other rank's stack.
+    """
     # TODO 3, again: what did the stacks say?
     ### BEGIN SOLUTION
     return 0, "train_epoch", "global_mean"
@@ -357,7 +385,9 @@ print(run, run.log(0, 3), sep="\n")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def meeting_place_5() -> tuple[str, str]:
-    """The command that the batch file runs before `srun`, and the command that each node runs before torchrun."""
+    """The command that the batch file runs before `srun`,
+    and the command that each node runs before torchrun.
+    """
     # TODO 5: Let all nodes meet at one address. Only the batch file itself runs on the first node.
     ### BEGIN SOLUTION
     before = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -370,8 +400,8 @@ def meeting_place_5() -> tuple[str, str]:
 
 
 def story_5() -> tuple[int, int]:
-    """In the job as given, but on three nodes: how many ranks wait at node 0's store, and how many look for a store at
-    an address where there is none."""
+    """In the job as given, but on three nodes: how many ranks wait at node 0's store, and how many look
+    for a store at an address where there is none."""
     # TODO 5, again: torchrun starts the store on node rank 0 only. Which address does each node find?
     ### BEGIN SOLUTION
     return 4, 8
@@ -435,7 +465,9 @@ def make_loaders_6(sets: tuple, samplers: tuple, args: Namespace, world_size: in
     """Loaders with one worker each, which checks samples."""
     size = args.batch_size // world_size
     return tuple(
-        DataLoader(part, size, sampler=sampler, drop_last=part is sets[0], num_workers=1, collate_fn=collate_6)
+        DataLoader(
+            part, size, sampler=sampler, drop_last=part is sets[0], num_workers=1, collate_fn=collate_6
+        )
         for part, sampler in zip(sets, samplers, strict=True)
     )
 
@@ -473,8 +505,8 @@ for rank in range(2):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_6() -> tuple[str, str]:
-    """After your fix: the type of the exception that ends the run, and where the log says that it was caught, "the main
-    process" or "a worker"."""
+    """After your fix: the type of the exception that ends the run, and where the log says that it was
+    caught, "the main process" or "a worker"."""
     # TODO 6, again: what does the traceback say?
     ### BEGIN SOLUTION
     return "ValueError", "a worker"
@@ -529,7 +561,9 @@ def compute_loss_7(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> T
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def masked_mean_7(losses_N: Tensor, y_N: Tensor) -> Tensor:
-    """The mean of the losses whose target is not IGNORE; 0, with a gradient of zeros, if there is no such target."""
+    """The mean of the losses whose target is not IGNORE; 0, with a gradient of zeros,
+    if there is no such target.
+    """
     counts_N = y_N != IGNORE
     # TODO 7: Keep the promise for a batch that contains only padding, too.
     ### BEGIN SOLUTION
@@ -548,8 +582,8 @@ for rank in range(2):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_7() -> tuple[int, int, int]:
-    """In the run as given: the rank whose gradient is the first that is not finite, in which step (from 1), and how
-    many of the two ranks have a finite gradient one step later."""
+    """In the run as given: the rank whose gradient is the first that is not finite, in which step
+    (from 1), and how many of the two ranks have a finite gradient one step later."""
     # TODO 7, again: what do the norms say?
     ### BEGIN SOLUTION
     return 1, 3, 0
@@ -577,7 +611,8 @@ def histograms(model: nn.Module) -> None:
         torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).sort()
 
 
-# Without setup_1: no rank hangs in this story, but on a busy machine a rank may wait longer than 8 seconds.
+# Without setup_1: no rank hangs in this story, but on a busy machine a rank may wait longer than 8
+# seconds.
 def make_optimizer_8(model: nn.Module, args: Namespace) -> Optimizer:
     optimizer, steps = torch.optim.AdamW(model.parameters(), lr=args.lr), []
 
@@ -609,13 +644,14 @@ print(run)
 from utils.plots.base import Picture
 from utils.report import pictures, runs
 
-Picture(lambda: pictures.draw_step(runs.read(run.folder / "out"))) if run.code == 0 else print(run.log(0, 30))
+out = run.folder / "out"
+Picture(lambda: pictures.draw_step(runs.read(out))) if run.code == 0 else print(run.log(0, 30))
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_8() -> tuple[int, str]:
-    """In the run as given: the rank that all others wait for, and the part of a step in which the others spend more
-    time than it does."""
+    """In the run as given: the rank that all others wait for, and the part of a step in which the others
+    spend more time than it does."""
     # TODO 8, again: what does the timeline say?
     ### BEGIN SOLUTION
     return 0, "communication"
@@ -663,20 +699,25 @@ def make_samplers_9(sets: tuple, args: Namespace) -> tuple:
 
 def compute_loss_9(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
     if model.training:
-        print(f"{len(x)} samples, checksum {(x * torch.arange(1, x.numel() + 1).view_as(x)).sum()}", flush=True)
+        print(
+            f"{len(x)} samples, checksum {(x * torch.arange(1, x.numel() + 1).view_as(x)).sum()}",
+            flush=True,
+        )
     return model(x, y)
 
 
 run = launch("story_9", setup_1, make_samplers_9, compute_loss_9, nproc=4)
 print(run)
 for rank in range(4):
-    print(f"rank {rank}:", *[line for line in run.log(rank).splitlines() if "checksum" in line], sep="\n  ")
+    print(
+        f"rank {rank}:", *[line for line in run.log(rank).splitlines() if "checksum" in line], sep="\n  "
+    )
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_9() -> tuple[int, int]:
-    """With a batch of 12 on 4 ranks: how many different windows all ranks together read in a step, in the run as given,
-    and after your fix."""
+    """With a batch of 12 on 4 ranks: how many different windows all ranks together read in a step, in
+    the run as given, and after your fix."""
     # TODO 9, again: what do the checksums above say?
     ### BEGIN SOLUTION
     return 3, 12
@@ -730,7 +771,10 @@ def make_optimizer_10(model: nn.Module, args: Namespace) -> Optimizer:
 def compute_loss_10(model: nn.Module, x: Tensor, y: Tensor, args: Namespace) -> Tensor:
     loss = model(x, y)
     if model.training:
-        print(f"loss {loss:.3f}, checksum {sum(p.double().sum() for p in model.parameters()):.6f}", flush=True)
+        print(
+            f"loss {loss:.3f}, checksum {sum(p.double().sum() for p in model.parameters()):.6f}",
+            flush=True,
+        )
     return loss
 
 
@@ -743,8 +787,8 @@ for rank in range(2):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_10() -> tuple[bool, bool]:
-    """In the run as given: whether every rank's loss falls; and whether the checksums of two ranks differ by less than
-    1e-4 after the last step."""
+    """In the run as given: whether every rank's loss falls; and whether the checksums of two ranks
+    differ by less than 1e-4 after the last step."""
     # TODO 10, again: what do the logs say?
     ### BEGIN SOLUTION
     return True, False

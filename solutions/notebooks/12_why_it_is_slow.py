@@ -81,10 +81,11 @@ RECORDED = "--record --log-every 8 --max-steps 16"
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def note_loss_1(noted: list, loss: Tensor, log_every: int) -> float | None:
-    """Notes the loss of a step in `noted`. In every log_every-th step it empties `noted` and returns the mean of the
-    losses in it; otherwise it returns None.
+    """Notes the loss of a step in `noted`. In every log_every-th step it empties `noted` and returns the
+    mean of the losses in it; otherwise it returns None.
     """
-    # TODO 1: Read from the device only where a number is returned, and then once. Nothing else may be kept of a step.
+    # TODO 1: Read from the device only where a number is returned, and then once. Nothing else may be
+    # kept of a step.
     ### BEGIN SOLUTION
     noted.append(loss.detach())
     if len(noted) < log_every:
@@ -123,8 +124,8 @@ print(run, run.log(0, 4), table(run.folder / "out", "aten::item", "aten::add_"),
 
 # %% nbgrader={"grade": false, "grade_id": "todo_1_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_1() -> tuple[int, int]:
-    """How many numbers note_loss_1 reads from the device on each rank in the three recorded steps together: in the run as
-    given, and with the fix. (The table is per step.)"""
+    """How many numbers note_loss_1 reads from the device on each rank in the three recorded steps
+    together: in the run as given, and with the fix. (The table is per step.)"""
     # TODO 1, again: what does the table say, before and after?
     ### BEGIN SOLUTION
     return 3, 1
@@ -153,14 +154,18 @@ def decode_2(path: Path) -> Tensor:
 
 
 def cut_2(tokens: Tensor, numbers: list[int], seq_len: int) -> tuple[Tensor, Tensor]:
-    """The windows with these numbers, and the word that follows each of their words: (windows, seq_len) each."""
+    """The windows with these numbers, and the word that follows each of their words: (windows,
+    seq_len) each.
+    """
     starts = torch.tensor(numbers)[:, None] * seq_len + torch.arange(seq_len)
     return tokens[starts], tokens[starts + 1]
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def batches_2(path: Path, seq_len: int) -> Callable[[list[int]], tuple[Tensor, Tensor]]:
-    """The function that makes a batch of the windows with the given numbers, from the text in this file."""
+    """The function that makes a batch of the windows with the given numbers,
+    from the text in this file.
+    """
     # TODO 2: Read and decode the text once, and not again for each batch.
     ### BEGIN SOLUTION
     tokens = decode_2(path)
@@ -175,8 +180,14 @@ def make_loaders_2(sets: tuple, samplers: tuple, args: Namespace, world_size: in
     """The loader of training makes its batches with `batches_2`."""
     size = args.batch_size // world_size
     batch = batches_2(Path(args.data) / "train.txt", args.seq_len)
-    train = DataLoader(range(len(sets[0]) - 1), size, sampler=samplers[0], drop_last=True, collate_fn=batch)
-    return train, DataLoader(sets[1], size, sampler=samplers[1]), DataLoader(sets[2], size, sampler=samplers[2])
+    train = DataLoader(
+        range(len(sets[0]) - 1), size, sampler=samplers[0], drop_last=True, collate_fn=batch
+    )
+    return (
+        train,
+        DataLoader(sets[1], size, sampler=samplers[1]),
+        DataLoader(sets[2], size, sampler=samplers[2]),
+    )
 
 
 def make_samplers_2(sets: tuple, args: Namespace) -> tuple:
@@ -194,13 +205,14 @@ print(run, *run.log(0).splitlines()[:3], sep="\n")
 from utils.plots.base import Picture
 from utils.report import pictures, runs
 
-Picture(lambda: pictures.draw_step(runs.read(run.folder / "out"))) if run.code == 0 else print(run.log(0, 30))
+out = run.folder / "out"
+Picture(lambda: pictures.draw_step(runs.read(out))) if run.code == 0 else print(run.log(0, 30))
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_2() -> tuple[str, int]:
-    """In the run as given: the longest part of a step; and how many words a rank decodes for each word that it trains
-    on. (A rank trains on 6 windows of 8 words in a step.)"""
+    """In the run as given: the longest part of a step; and how many words a rank decodes for each word
+    that it trains on. (A rank trains on 6 windows of 8 words in a step.)"""
     # TODO 2, again: what do the timeline and the log say?
     ### BEGIN SOLUTION
     return "data", 1600
@@ -222,8 +234,8 @@ check("12_why_it_is_slow/2")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def recompute_3(model: nn.Module, kept: int, budget: int) -> None:
-    """Makes blocks recompute, in place, so that all blocks together keep at most `budget` bytes for the backward pass.
-    A block that does not recompute keeps `kept` bytes; what the others keep is neglected.
+    """Makes blocks recompute, in place, so that all blocks together keep at most `budget` bytes for the
+    backward pass. A block that does not recompute keeps `kept` bytes; what the others keep is neglected.
     """
     # TODO 3: Recompute as few blocks as possible.
     ### BEGIN SOLUTION
@@ -248,7 +260,9 @@ print(run, table(run.folder / "out", "aten::gelu", "aten::gelu_backward"), sep="
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_3() -> tuple[int, int]:
-    """How often a step computes GELU in these four blocks, forward: in the run as given, and with the fix."""
+    """How often a step computes GELU in these four blocks, forward: in the run as given,
+    and with the fix.
+    """
     # TODO 3, again: what does the table say?
     ### BEGIN SOLUTION
     return 8, 5
@@ -323,8 +337,8 @@ print(run, run.log(0), sep="\n")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_4_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_4() -> tuple[int, int]:
-    """On rank 0: how many batches' activations are kept at the end of the first validation, in the run as given and with
-    the fix."""
+    """On rank 0: how many batches' activations are kept at the end of the first validation, in the run
+    as given and with the fix."""
     # TODO 4, again: by how much does the number of tensors grow with each batch?
     ### BEGIN SOLUTION
     return 4, 0
@@ -349,16 +363,20 @@ check("12_why_it_is_slow/4")
 
 # %%
 def documents_5(samples: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """In this story samples differ in length: the first word's number, doubled, says how long each is."""
+    """In this story samples differ in length: the first word's number, doubled,
+    says how long each is.
+    """
     return [(x[: 2 * int(x[0]) + 2], y[: 2 * int(x[0]) + 2]) for x, y in samples]
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def pad_5(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A batch of samples (x, y) of different lengths, 1 to 64 words each: x padded at its end with 0, y with IGNORE."""
+    """A batch of samples (x, y) of different lengths, 1 to 64 words each: x padded at its end with 0,
+    y with IGNORE.
+    """
     longest = max(len(x) for x, _ in samples)
-    # TODO 5: Make batches of at most four different widths, none of them 16 or more words wider than its longest
-    # sample.
+    # TODO 5: Make batches of at most four different widths, none of them 16 or more words wider than its
+    # longest sample.
     ### BEGIN SOLUTION
     width = -(-longest // 16) * 16
     ### STUDENT
@@ -385,21 +403,25 @@ def make_loaders_5(sets: tuple, samplers: tuple, args: Namespace, world_size: in
 
     size = args.batch_size // world_size
     return tuple(
-        DataLoader(part, size, sampler=sampler, collate_fn=batch) for part, sampler in zip(sets, samplers, strict=True)
+        DataLoader(part, size, sampler=sampler, collate_fn=batch)
+        for part, sampler in zip(sets, samplers, strict=True)
     )
 
 
 flags = "--batch-size 4 --seq-len 64 --max-steps 6 --log-every 8"
-run = launch("slow_5", wrap_5, make_loaders_5, samples=240, flags=flags, env={"TORCH_LOGS": "recompiles"})
+run = launch(
+    "slow_5", wrap_5, make_loaders_5, samples=240, flags=flags, env={"TORCH_LOGS": "recompiles"}
+)
 log = run.log(0).splitlines()
 print(run, *(line for line in log if "words" in line or "loss" in line), sep="\n")
-print(*(line.rpartition("] ")[2] for line in log if " - 0/0: " in line), sep="\n")  # against the first graph
+against_the_first_graph = [line.rpartition("] ")[2] for line in log if " - 0/0: " in line]
+print(*against_the_first_graph, sep="\n")
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_5() -> tuple[str, int, int]:
-    """The tensor whose size the log names; and how many graphs the six steps of training need on rank 0: in the run as
-    given, and with the fix."""
+    """The tensor whose size the log names; and how many graphs the six steps of training need on rank 0:
+    in the run as given, and with the fix."""
     # TODO 5, again: what does the log say, before and after?
     ### BEGIN SOLUTION
     return "x", 6, 4
@@ -442,8 +464,8 @@ def make_optimizer_6(model: nn.Module, args: Namespace) -> Optimizer:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def average_gradients_6(model: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks. All gradients have one dtype, and need not be contiguous; a
-    frozen parameter has none.
+    """Replaces each gradient by its mean over all ranks. All gradients have one dtype, and need not be
+    contiguous; a frozen parameter has none.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     # TODO 6: Send the same bytes in a single message.
@@ -451,7 +473,9 @@ def average_gradients_6(model: nn.Module) -> None:
     bucket = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(bucket)
     bucket /= dist.get_world_size()
-    for gradient, mean in zip(gradients, bucket.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, mean in zip(
+        gradients, bucket.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
         gradient.copy_(mean.view_as(gradient))
     ### STUDENT
     # for gradient in gradients:
@@ -490,7 +514,9 @@ check("12_why_it_is_slow/6")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def accumulate_7(model: DistributedDataParallel, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Adds the gradient of the mean loss over parts of equal size to the model's. Returns this rank's mean loss."""
+    """Adds the gradient of the mean loss over parts of equal size to the model's.
+    Returns this rank's mean loss.
+    """
     total = torch.zeros(())
     # TODO 7: Average over the ranks once. Still only one part, with its activations, fits at a time.
     ### BEGIN SOLUTION
@@ -540,7 +566,9 @@ print(run, table(run.folder / "out", "gloo:all_reduce"), sep="\n")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_7_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_7() -> tuple[int, float]:
-    """In the run as given: how many all-reduces a step takes; and the fraction of their bytes that the fix saves."""
+    """In the run as given: how many all-reduces a step takes;
+    and the fraction of their bytes that the fix saves.
+    """
     # TODO 7, again: what does the table say, before and after?
     ### BEGIN SOLUTION
     return 4, 0.75
@@ -562,8 +590,8 @@ check("12_why_it_is_slow/7")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def accuracy_8(right_N: Tensor) -> float:
-    """The fraction of words that were guessed, over the words of all ranks. `right_N`: whether each word of this rank
-    was; bool, (N,), and N differs from rank to rank.
+    """The fraction of words that were guessed, over the words of all ranks. `right_N`: whether each word
+    of this rank was; bool, (N,), and N differs from rank to rank.
     """
     # TODO 8: Send a few numbers in one message, and pickle nothing.
     ### BEGIN SOLUTION
@@ -594,8 +622,8 @@ print(run, run.log(0, 2), table(run.folder / "out", "gloo:all_gather", "gloo:all
 
 # %% nbgrader={"grade": false, "grade_id": "todo_8_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_8() -> tuple[int, int]:
-    """How many collectives a rank calls in a step for the accuracy: in the run as given, and with the fix. (DDP calls one
-    for the gradients.)"""
+    """How many collectives a rank calls in a step for the accuracy: in the run as given, and with the
+    fix. (DDP calls one for the gradients.)"""
     # TODO 8, again: what does the table say, before and after?
     ### BEGIN SOLUTION
     return 2, 1
@@ -618,12 +646,12 @@ check("12_why_it_is_slow/8")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def deal_9(lengths: list[int], world: int) -> list[list[int]]:
-    """For each rank, the documents of one step that it computes, by their places in `lengths` (in sequences). Each
-    document is one rank's. There may be fewer documents than ranks.
+    """For each rank, the documents of one step that it computes, by their places in `lengths` (in
+    sequences). Each document is one rank's. There may be fewer documents than ranks.
     """
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    # TODO 9: Balance the work: the ranks with the most and the fewest sequences may differ by the longest document at
-    # most.
+    # TODO 9: Balance the work: the ranks with the most and the fewest sequences may differ by the
+    # longest document at most.
     ### BEGIN SOLUTION
     return [order[rank::world] for rank in range(world)]
     ### STUDENT
@@ -643,7 +671,9 @@ def train_epoch_9(
     epoch: int,
     step: int,
 ) -> tuple[float, int]:
-    """The script's loop, for documents of several sequences. Each word of the step weighs the same, on any rank."""
+    """The script's loop, for documents of several sequences. Each word of the step weighs the same,
+    on any rank.
+    """
     model.train()
     rank, world, next_one = dist.get_rank(), dist.get_world_size(), 0
     began = time.perf_counter()
@@ -666,12 +696,18 @@ def train_epoch_9(
 
 run = launch("slow_9", train_epoch_9, samples=480, flags=f"{RECORDED} --dim 64 --seq-len 8")
 for rank in range(2):
-    print(f"--- rank {rank}", *[line for line in run.log(rank).splitlines() if "FLOP" in line][:3], sep="\n")
+    print(
+        f"--- rank {rank}",
+        *[line for line in run.log(rank).splitlines() if "FLOP" in line][:3],
+        sep="\n",
+    )
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_9_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_9() -> tuple[int, int]:
-    """In the run as given: the rank that the other waits for, and how many times the other's FLOPs it computes."""
+    """In the run as given: the rank that the other waits for,
+    and how many times the other's FLOPs it computes.
+    """
     # TODO 9, again: what do the logs say?
     ### BEGIN SOLUTION
     return 0, 4
@@ -697,13 +733,16 @@ def write_10(content: dict[str, Any], path: Path) -> None:
     with written_whole(path) as part:
         torch.save(content, part)
         waits = threading.current_thread() is threading.main_thread()
-        print(f"{part.stat().st_size} bytes, {'while training stands still' if waits else 'in a thread'}", flush=True)
+        print(
+            f"{part.stat().st_size} bytes, {'while training stands still' if waits else 'in a thread'}",
+            flush=True,
+        )
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def save_checkpoint_10(model: nn.Module, config: dict[str, Any], path: Path, epoch: int) -> None:
-    """Rank 0 saves the weights of this moment, and training continues meanwhile. The file is complete before the program
-    ends.
+    """Rank 0 saves the weights of this moment, and training continues meanwhile. The file is complete
+    before the program ends.
     """
     weights = getattr(model, "module", model).state_dict()
     if dist.get_rank() == 0:
@@ -724,8 +763,8 @@ print(run, run.log(0), sep="\n")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_10_question", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def story_10() -> tuple[int, int, int]:
-    """In the run as given: how many checkpoints are written; how many of the two ranks stand still meanwhile; and with
-    the fix, how many are written while training stands still."""
+    """In the run as given: how many checkpoints are written; how many of the two ranks stand still
+    meanwhile; and with the fix, how many are written while training stands still."""
     # TODO 10, again: what do the logs say?
     ### BEGIN SOLUTION
     return 2, 2, 0

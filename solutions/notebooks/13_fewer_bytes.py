@@ -76,8 +76,9 @@ def in_blocks(numbers: Tensor) -> Tensor:
 # %% nbgrader={"grade": false, "grade_id": "todo_1", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def exponents_of(blocks_B32: Tensor) -> Tensor:
     """The exponent of each block's scale, from -127 to 127, in whole numbers: int32 (B, 1)."""
-    # TODO 1: Write numbers in 8 bits, with a scale for each block, and read them back. First the scales: each is 2 to
-    # the power of its exponent. What is out of E8M0's range becomes its nearest end; a block of zeros may have any.
+    # TODO 1: Write numbers in 8 bits, with a scale for each block, and read them back. First the scales:
+    # each is 2 to the power of its exponent. What is out of E8M0's range becomes its nearest end; a
+    # block of zeros may have any.
     ### BEGIN SOLUTION
     largest_B1 = blocks_B32.abs().amax(dim=1, keepdim=True)
     return (torch.frexp(largest_B1).exponent - 1 - 8).clamp(-127, 127)
@@ -85,12 +86,13 @@ def exponents_of(blocks_B32: Tensor) -> Tensor:
 
 
 def pack(numbers: Tensor, draw: torch.Generator | None = None) -> Tensor:
-    """A float32 vector as uint8 (blocks, 33): in each row the E4M3 codes of 32 numbers, then the E8M0 code of their
-    scale.
+    """A float32 vector as uint8 (blocks, 33): in each row the E4M3 codes of 32 numbers, then the E8M0
+    code of their scale.
 
     Args:
         numbers: finite, of any length, even 0; the last block is padded with zeros.
-        draw: random numbers for `round_stochastically`, which you write in TODO 2; None: round to the nearest.
+        draw: random numbers for `round_stochastically`, which you write in TODO 2; None: round to the
+            nearest.
     """
     blocks_B32 = in_blocks(numbers)
     exponents_B1 = exponents_of(blocks_B32)
@@ -128,12 +130,12 @@ check("13_fewer_bytes/1")
 
 # %% nbgrader={"grade": false, "grade_id": "todo_2", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def round_stochastically(values: Tensor, draw: torch.Generator) -> Tensor:
-    """Each value as one of its two neighbours in E4M3, at random, and on average the value itself. float32, like
-    ``values``, which lie between -448 and 448. A value that E4M3 has stays as it is.
+    """Each value as one of its two neighbours in E4M3, at random, and on average the value itself.
+    float32, like ``values``, which lie between -448 and 448. A value that E4M3 has stays as it is.
     """
     # TODO 2: Round without bias.
-    # The distance of E4M3's numbers depends on the binade; below its smallest normal number, 2 ** -6, it stays the
-    # same. Every value needs a random number of its own, from `draw`.
+    # The distance of E4M3's numbers depends on the binade; below its smallest normal number, 2 ** -6, it
+    # stays the same. Every value needs a random number of its own, from `draw`.
     ### BEGIN SOLUTION
     exponents = (torch.frexp(values).exponent - 1).clamp(min=-6)
     steps = torch.ldexp(torch.ones_like(values), exponents - 3)
@@ -150,13 +152,17 @@ def relative_error(seen: Tensor, right: Tensor) -> float:
     return ((seen - right).norm() / right.norm()).item()
 
 
-# One number of the block is large, and the others are less than half the smallest step: the mean over many ranks.
+# One number of the block is large, and the others are less than half the smallest step: the mean over
+# many ranks.
 sample = torch.cat([torch.tensor([100.0]), torch.linspace(0.0001, 0.0002, 31)])
 print("ranks   to the nearest   stochastically   bfloat16   (error of the mean of the small numbers)")
 for ranks in (1, 16, 256, 4096):
     draw = torch.Generator().manual_seed(0)
     many = sample.repeat(ranks)
-    means = [unpack(rows, len(many)).view(ranks, 32).mean(dim=0)[1:] for rows in (pack(many), pack(many, draw))]
+    means = [
+        unpack(rows, len(many)).view(ranks, 32).mean(dim=0)[1:]
+        for rows in (pack(many), pack(many, draw))
+    ]
     errors = [relative_error(mean, sample[1:]) for mean in (*means, sample[1:].bfloat16().float())]
     print(f"{ranks:5} {errors[0]:16.4f} {errors[1]:16.4f} {errors[2]:10.4f}")
 
@@ -176,10 +182,13 @@ for ranks in (1, 16, 256, 4096):
 
 # %% nbgrader={"grade": false, "grade_id": "todo_3", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def all_reduce_in_8_bits(numbers: Tensor, draw: torch.Generator | None = None) -> Tensor:
-    """The mean over all ranks of a float32 vector, sent in 8 bits. All ranks get the same. ``draw``: as for `pack`."""
+    """The mean over all ranks of a float32 vector, sent in 8 bits. All ranks get the same. ``draw``:
+    as for `pack`.
+    """
     # TODO 3: Average in 8-bit messages and float32 sums.
-    # Part r goes to rank r; all parts have equally many whole blocks, so that the last one may have to be padded, or be
-    # all padding. Budget: one all-to-all and one all-gather, of 33 bytes for each block.
+    # Part r goes to rank r; all parts have equally many whole blocks, so that the last one may have to
+    # be padded, or be all padding. Budget: one all-to-all and one all-gather, of 33 bytes for each
+    # block.
     ### BEGIN SOLUTION
     world = dist.get_world_size()
     size = BLOCK * -(-len(numbers) // (BLOCK * world))
@@ -225,7 +234,8 @@ def compared(how: str, rank: int, world: int) -> float:
 # %%
 for how in ("bfloat16", "to the nearest", "stochastically"):
     job = run_on_ranks("13_fewer_bytes/compared", [how] * 4)
-    sent = sum(call.sent for call in job.collectives if call.rank == 0) - 60_000  # without the float32 one
+    # without the one in float32
+    sent = sum(call.sent for call in job.collectives if call.rank == 0) - 60_000
     print(f"{how:15} error {job.results[0]:.4f}, {sent:,.0f} bytes; in float32 60,000")
 
 # %% [markdown]
@@ -241,7 +251,10 @@ for how in ("bfloat16", "to the nearest", "stochastically"):
 weights, memory = {"no memory": torch.ones(2), "memory": torch.ones(2)}, [torch.zeros(2), torch.zeros(2)]
 for step in range(301):
     if step % 100 == 0:
-        print(f"step {step:3}:", {name: [round(number, 3) for number in w.tolist()] for name, w in weights.items()})
+        print(
+            f"step {step:3}:",
+            {name: [round(number, 3) for number in w.tolist()] for name, w in weights.items()},
+        )
     for name, w in weights.items():
         mean = torch.zeros(2)
         for worker, sign in enumerate((100.0, -100.0)):
@@ -268,11 +281,12 @@ for step in range(301):
 def mean_of_largest(vector: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Each rank sends the ``k`` numbers of its float32 vector that are largest in absolute value.
 
-    Returns the mean over the ranks of what they sent, and what this rank sent: two vectors with zeros elsewhere.
+    Returns the mean over the ranks of what they sent, and what this rank sent: two vectors with zeros
+    elsewhere.
     """
     # TODO 4: Send the largest numbers, and keep the rest for the next step. First the message.
-    # Vectors have fewer than 2 ** 31 numbers. Budget: 8 bytes for each number, to each other rank, in two collectives
-    # at most.
+    # Vectors have fewer than 2 ** 31 numbers. Budget: 8 bytes for each number, to each other rank, in
+    # two collectives at most.
     ### BEGIN SOLUTION
     world = dist.get_world_size()
     places = vector.abs().topk(k).indices
@@ -306,7 +320,9 @@ class Feedback:
         ### END SOLUTION
 
     def saved(self) -> Tensor:
-        """The memories of all ranks, (ranks, length), in the order of the ranks. Every rank gets them."""
+        """The memories of all ranks, (ranks, length), in the order of the ranks.
+        Every rank gets them.
+        """
         # TODO 4, again: what a checkpoint must contain.
         ### BEGIN SOLUTION
         memories = [torch.empty_like(self.memory) for _ in range(dist.get_world_size())]
@@ -316,8 +332,9 @@ class Feedback:
 
     def load(self, saved: Tensor) -> None:
         """Resume from what any number of ranks saved. ``saved`` stays as it is."""
-        # TODO 4, again: resume. With as many ranks as before, each has its own memory again. With more ranks or fewer,
-        # no number may be lost or count twice: the mean of the memories over all ranks must be the same as before.
+        # TODO 4, again: resume. With as many ranks as before, each has its own memory again. With more
+        # ranks or fewer, no number may be lost or count twice: the mean of the memories over all ranks
+        # must be the same as before.
         ### BEGIN SOLUTION
         same = len(saved) == dist.get_world_size()
         self.memory = saved[dist.get_rank()].clone() if same else saved.mean(dim=0)
@@ -350,7 +367,9 @@ check("13_fewer_bytes/4")
 # %%
 @torch.no_grad()
 def mean_over_ranks(tensors: list[Tensor]) -> list[Tensor]:
-    """The mean of each tensor over all ranks, with one all-reduce for the whole list. All have the same dtype."""
+    """The mean of each tensor over all ranks, with one all-reduce for the whole list.
+    All have the same dtype.
+    """
     together = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(together)
     together /= dist.get_world_size()
@@ -360,15 +379,20 @@ def mean_over_ranks(tensors: list[Tensor]) -> list[Tensor]:
 
 # %% nbgrader={"grade": false, "grade_id": "todo_5", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def orthonormal(columns_MR: Tensor) -> Tensor:
-    """Orthonormal columns that span at least what the given ones span. They may be dependent, or zeros; R ≤ M."""
-    # TODO 5: Approximate the mean of a matrix over the ranks, with rank r. First the orthonormal columns.
+    """Orthonormal columns that span at least what the given ones span. They may be dependent, or zeros;
+    R ≤ M.
+    """
+    # TODO 5: Approximate the mean of a matrix over the ranks, with rank r. First the orthonormal
+    # columns.
     ### BEGIN SOLUTION
     return torch.linalg.qr(columns_MR).Q
     ### END SOLUTION
 
 
 def low_rank_mean(matrix_MN: Tensor, q_NR: Tensor) -> tuple[Tensor, Tensor]:
-    """The approximate mean over all ranks, (M, N), and the next step's Q, (N, R). ``q_NR`` is the same on all ranks."""
+    """The approximate mean over all ranks, (M, N), and the next step's Q, (N, R).
+    ``q_NR`` is the same on all ranks.
+    """
     # TODO 5, again: the four steps. Budget: two all-reduces, of P and of Q.
     ### BEGIN SOLUTION
     (p_MR,) = mean_over_ranks([matrix_MN @ q_NR])
@@ -379,7 +403,9 @@ def low_rank_mean(matrix_MN: Tensor, q_NR: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bytes_of_low_rank(m: int, n: int, r: int, world: int) -> float:
-    """Bytes that each rank sends for it, in float32. All-reduces are rings; the result need not be a whole number."""
+    """Bytes that each rank sends for it, in float32. All-reduces are rings;
+    the result need not be a whole number.
+    """
     # TODO 5, again: predict the bytes.
     ### BEGIN SOLUTION
     return 2 * (world - 1) / world * 4 * r * (m + n)
@@ -408,7 +434,9 @@ check("13_fewer_bytes/5")
 
 # %%
 class PowerSGD:
-    """State of `power_sgd_hook`: for each compressed matrix its memory, which differs from rank to rank, and its Q."""
+    """State of `power_sgd_hook`: for each compressed matrix its memory, which differs from rank to rank,
+    and its Q.
+    """
 
     def __init__(self, model: nn.Module, r: int, seed: int = 0) -> None:
         self.r = r
@@ -421,17 +449,22 @@ class PowerSGD:
                 self.q[p] = torch.randn(p.shape[1], r, generator=draw).to(p)
 
     def compresses(self, p: nn.Parameter) -> bool:
-        """Whether two thin matrices have fewer numbers than the parameter; vectors are sent as they are."""
+        """Whether two thin matrices have fewer numbers than the parameter;
+        vectors are sent as they are.
+        """
         return p.requires_grad and p.dim() == 2 and self.r * sum(p.shape) < p.numel()
 
 
 # %% nbgrader={"grade": false, "grade_id": "todo_6", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def power_sgd_hook(state: PowerSGD, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's hook: low-rank means with error feedback for what the state compresses, the plain mean for the rest."""
+    """DDP's hook: low-rank means with error feedback for what the state compresses,
+    the plain mean for the rest.
+    """
     # TODO 6: Compress DDP's buckets.
-    # To each gradient its memory is added first; what its approximation lacks is the next memory. The next Q is kept,
-    # too. A checkpoint has `state.memory` and `state.q`, so nothing else may be needed to resume. Budget: the bytes of
-    # TODO 5 for each matrix and 4 for each other number, in three all-reduces for each bucket.
+    # To each gradient its memory is added first; what its approximation lacks is the next memory. The
+    # next Q is kept, too. A checkpoint has `state.memory` and `state.q`, so nothing else may be needed
+    # to resume. Budget: the bytes of TODO 5 for each matrix and 4 for each other number, in three
+    # all-reduces for each bucket.
     ### BEGIN SOLUTION
     pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
     matrices = [(p, g, g + state.memory[p]) for p, g in pairs if state.compresses(p)]
@@ -441,7 +474,9 @@ def power_sgd_hook(state: PowerSGD, bucket: dist.GradBucket) -> torch.futures.Fu
         g.copy_(mean)
     if matrices:
         thin = [orthonormal(mean) for mean in first[len(others) :]]
-        second = mean_over_ranks([wanted.T @ columns for (*_, wanted), columns in zip(matrices, thin, strict=True)])
+        second = mean_over_ranks(
+            [wanted.T @ columns for (*_, wanted), columns in zip(matrices, thin, strict=True)]
+        )
         for (p, g, wanted), columns, q in zip(matrices, thin, second, strict=True):
             g.copy_(columns @ q.T)
             state.memory[p] = wanted - g
@@ -463,7 +498,7 @@ check("13_fewer_bytes/6")
 
 # %%
 def resumed(kept: list[str], rank: int, world: int) -> float:
-    """How far a resumed run ends from one that was never stopped, relative to the way of its last three steps."""
+    """How far a resumed run ends from one that was never stopped, as a part of its last three steps' way."""
     runs = []
     for number in range(2):
         torch.manual_seed(0)
@@ -544,7 +579,9 @@ class DiLoCo:
         # Budget: one all-reduce of the trained parameters.
         ### BEGIN SOLUTION
         means = mean_over_ranks(self.parameters)
-        for p, mean, anchor, velocity in zip(self.parameters, means, self.anchor, self.velocity, strict=True):
+        for p, mean, anchor, velocity in zip(
+            self.parameters, means, self.anchor, self.velocity, strict=True
+        ):
             delta = anchor - mean
             velocity.mul_(self.momentum).add_(delta)
             anchor.sub_(self.lr * (delta + self.momentum * velocity))
@@ -552,7 +589,9 @@ class DiLoCo:
         ### END SOLUTION
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """What a checkpoint needs besides the weights, to resume at any step. Later steps do not change it."""
+        """What a checkpoint needs besides the weights, to resume at any step.
+        Later steps do not change it.
+        """
         # TODO 7, again: the outer state. A run may stop between two exchanges.
         ### BEGIN SOLUTION
         return {name: [t.clone() for t in getattr(self, name)] for name in ("anchor", "velocity")}
@@ -602,7 +641,9 @@ check("13_fewer_bytes/7")
 
 # %%
 def cost(shape: tuple[int, int]) -> float:
-    """FLOPs of five Newton–Schulz steps: X Xᵀ and (…) X take 2 s² l each, and A² takes 2 s³, for sides s ≤ l."""
+    """FLOPs of five Newton–Schulz steps: X Xᵀ and (…) X take 2 s² l each, and A² takes 2 s³,
+    for sides s ≤ l.
+    """
     short, long = sorted(shape)
     return 5 * (4 * short**2 * long + 2 * short**3)
 
@@ -625,12 +666,15 @@ def newton_schulz(g_MN: Tensor, steps: int = 5) -> Tensor:
 
 
 def owners(shapes: list[tuple[int, int]], world: int) -> list[int]:
-    """The rank that owns each matrix. All ranks call this with the same shapes, and must get the same answer."""
-    # TODO 8, again: distribute the matrices. The largest sum of costs must be at most 1.2 times the mean over the ranks,
-    # if the matrices allow that.
+    """The rank that owns each matrix. All ranks call this with the same shapes,
+    and must get the same answer.
+    """
+    # TODO 8, again: distribute the matrices. The largest sum of costs must be at most 1.2 times the mean
+    # over the ranks, if the matrices allow that.
     ### BEGIN SOLUTION
     loads, owner = [0.0] * world, [0] * len(shapes)
-    for number in sorted(range(len(shapes)), key=lambda number: -cost(shapes[number])):  # the most expensive first
+    # the most expensive first
+    for number in sorted(range(len(shapes)), key=lambda number: -cost(shapes[number])):
         owner[number] = loads.index(min(loads))
         loads[owner[number]] += cost(shapes[number])
     return owner
@@ -649,9 +693,12 @@ check("13_fewer_bytes/8")
 # %% nbgrader={"grade": false, "grade_id": "todo_9", "locked": false, "schema_version": 3, "solution": true, "task": false}
 @torch.no_grad()
 def reduce_to_owners(gradients: list[Tensor], owner: list[int]) -> dict[int, Tensor]:
-    """The mean over all ranks of each gradient that this rank owns, by its number in the list. All are float32."""
+    """The mean over all ranks of each gradient that this rank owns, by its number in the list.
+    All are float32.
+    """
     # TODO 9: Exchange gradients and weights with the owners. First the gradients.
-    # Budget: each rank sends each gradient that it does not own once, to its owner. A rank may own nothing.
+    # Budget: each rank sends each gradient that it does not own once, to its owner. A rank may own
+    # nothing.
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     of_rank = [[number for number, its in enumerate(owner) if its == r] for r in range(world)]
@@ -686,13 +733,17 @@ def send_from_owners(matrices: list[Tensor], owner: list[int]) -> None:
 
 
 class ShardedMuon:
-    """`torch.optim.Muon` for gradients that differ from rank to rank; each matrix is stepped by its owner.
+    """`torch.optim.Muon` for gradients that differ from rank to rank; each matrix is stepped by its
+    owner.
 
     Args:
-        matrices: with two dimensions each. Everything else, and embeddings and the head, are left to AdamW.
+        matrices: with two dimensions each. Everything else, and embeddings and the head, are left to
+            AdamW.
     """
 
-    def __init__(self, matrices: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.1) -> None:
+    def __init__(
+        self, matrices: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.1
+    ) -> None:
         self.matrices, self.lr, self.momentum, self.decay = matrices, lr, momentum, decay
         self.owner = owners([tuple(p.shape) for p in matrices], dist.get_world_size())
         mine = [n for n, its in enumerate(self.owner) if its == dist.get_rank()]
@@ -703,9 +754,10 @@ class ShardedMuon:
         gradients = reduce_to_owners([p.grad for p in self.matrices], self.owner)
         for number, g in gradients.items():
             p, average = self.matrices[number], self.averages[number]
-            # TODO 9, again: step an owned matrix, in place. The running average of gradients takes in 1 - momentum
-            # of the new one. Nesterov: orthogonalize the same mixture of the gradient and the new average. Then the
-            # weight decays by lr * decay, and moves by lr * sqrt(max(1, rows / columns)) times the result.
+            # TODO 9, again: step an owned matrix, in place. The running average of gradients takes
+            # in 1 - momentum of the new one. Nesterov: orthogonalize the same mixture of the gradient
+            # and the new average. Then the weight decays by lr * decay, and moves by lr * sqrt(max(1,
+            # rows / columns)) times the result.
             ### BEGIN SOLUTION
             average.lerp_(g, 1 - self.momentum)
             update = newton_schulz(g.lerp(average, self.momentum))
@@ -761,7 +813,9 @@ def made_text() -> Tensor:
 
 
 def batch_of(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The global batch of a step: 12 windows of 16 words, and the words that follow. The same on every rank."""
+    """The global batch of a step: 12 windows of 16 words, and the words that follow.
+    The same on every rank.
+    """
     starts = torch.randint(len(text) - 16, (12,), generator=torch.Generator().manual_seed(step))
     windows = torch.stack([text[start : start + 17] for start in starts.tolist()])
     return windows[:, :-1], windows[:, 1:]
@@ -778,13 +832,27 @@ def hidden_matrices(model: TransformerLM) -> list[nn.Parameter]:
 
 
 STEPS, H = 64, 8
-METHODS = ("float32", "8 bits", "top 2 %", "top 2 %, no memory", "PowerSGD, r = 2", "DiLoCo, H = 8", "Muon")
+METHODS = (
+    "float32",
+    "8 bits",
+    "top 2 %",
+    "top 2 %, no memory",
+    "PowerSGD, r = 2",
+    "DiLoCo, H = 8",
+    "Muon",
+)
 
 
 def exchanged(
-    method: str, model: TransformerLM, memory: Feedback, draw: torch.Generator, parameters: list[nn.Parameter]
+    method: str,
+    model: TransformerLM,
+    memory: Feedback,
+    draw: torch.Generator,
+    parameters: list[nn.Parameter],
 ) -> None:
-    """Replace the gradients of these parameters by their mean over the ranks, or by what the method makes of it."""
+    """Replace the gradients of these parameters by their mean over the ranks,
+    or by what the method makes of it.
+    """
     if method == "float32" or method == "Muon":
         means = mean_over_ranks([p.grad for p in parameters])
     else:
@@ -895,8 +963,8 @@ def fastest(runs: dict[str, Run], link: Link) -> str:
 def worth_below(plain: Run, compressed: Run, latency: float) -> float:
     """The bandwidth below which ``compressed`` is over before ``plain``, in bytes per second.
 
-    It is 0.0 if ``compressed`` sends no fewer bytes in all: then it is of no use on a slow link, even if it wins on fast
-    ones. It is math.inf if it is over first even when bytes take no time.
+    It is 0.0 if ``compressed`` sends no fewer bytes in all: then it is of no use on a slow link, even if
+    it wins on fast ones. It is math.inf if it is over first even when bytes take no time.
     """
     # TODO 10, again: solve for the bandwidth.
     ### BEGIN SOLUTION
@@ -926,8 +994,11 @@ def steps_until(losses: list[float], target: float) -> int | None:
 
 
 found = {method: steps_until(curves[method], TARGET) for method in METHODS}
-COMPRESSED = {"8 bits": 5e-4, "top 2 %": 5e-4, "top 2 %, no memory": 5e-4, "PowerSGD, r = 2": 5e-4}  # seconds more
-runs = {m: Run(steps, 2e-3 + COMPRESSED.get(m, 0), calls[m], sent[m]) for m, steps in found.items() if steps}
+# seconds more
+COMPRESSED = {"8 bits": 5e-4, "top 2 %": 5e-4, "top 2 %, no memory": 5e-4, "PowerSGD, r = 2": 5e-4}
+runs = {
+    m: Run(steps, 2e-3 + COMPRESSED.get(m, 0), calls[m], sent[m]) for m, steps in found.items() if steps
+}
 print("not reached:", ", ".join(method for method in METHODS if not found[method]) or "none")
 print(f"{'':20} steps     10 Gbit/s      1 Gbit/s    100 Mbit/s  30 ms, 100 Mbit/s")
 links = [Link(50e-6, 1e10 / 8), Link(50e-6, 1e9 / 8), Link(50e-6, 1e8 / 8), Link(30e-3, 1e8 / 8)]
@@ -937,7 +1008,9 @@ print(f"{'fastest':26}" + "".join(f"{fastest(runs, link):>14}" for link in links
 
 # %%
 bandwidths = [1e6 * 10 ** (exponent / 4) for exponent in range(14)]
-plots.seconds({m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run in runs.items()}, bandwidths)
+plots.seconds(
+    {m: [seconds(run, Link(50e-6, b)) for b in bandwidths] for m, run in runs.items()}, bandwidths
+)
 
 # %% [markdown]
 # What does that mean for a real model? `./workbook plan` predicts the plain run (`./workbook open plan`

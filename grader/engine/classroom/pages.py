@@ -22,17 +22,18 @@ STYLE = """{% extends "frame" %}
   h2 { border-bottom: 1px solid #d0d7de; }
   table { border-collapse: collapse; width: 100%; }
   td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #eaeef2; vertical-align: top; }
-  td, li { overflow-wrap: anywhere; } .number { white-space: nowrap; }
+  td, li, h1, h2, p, div { overflow-wrap: anywhere; } .number { white-space: nowrap; }
   .pass { color: #1a7f37; } .fail { color: #cf222e; } .skipped, .note { color: #6e7781; } .flag { color: #9a6700; }
   dl { display: grid; grid-template-columns: 6rem 1fr; margin: .3rem 0 1rem 2rem; gap: .1rem .6rem; }
   dt { color: #6e7781; } dd { white-space: pre-wrap; }
   .bar { background: #eaeef2; height: .5rem; width: 5rem; display: block; }
   .bar span { background: #2da44e; height: 100%; display: block; }
-  @media (min-width: 40rem) { .todos td:first-child { width: 35%; } }
+  @media (min-width: 40rem) { td:first-child { width: 35%; } }
   @media (max-width: 40rem) {
+    h1 { font-size: 1.3rem; } .number { white-space: normal; }
     dl { grid-template-columns: 1fr; margin-left: .6rem; } dd { margin-bottom: .3rem; }
-    .todos tr { display: grid; grid-template-columns: 1fr auto; border-bottom: 1px solid #eaeef2; }
-    .todos :is(td, th) { border: 0; } .todos :is(td, th):last-child { grid-column: 1 / -1; }
+    tr { display: grid; grid-template-columns: 1fr 6.2rem; border-bottom: 1px solid #eaeef2; }
+    :is(td, th) { border: 0; } :is(td, th):last-child { grid-column: 1 / -1; }
   }
 {% endblock %}
 """
@@ -76,7 +77,7 @@ TODOs have no mark, and count for no student; <code>./workbook mark</code> gives
 {% if flagged %}<h2>Please check yourself</h2><ul>{% for r in flagged %}{% for f in r.flags %}<li class="flag">{{ shown(r.student) }}, {{ f.lesson }}: {{ f.reason }}</li>{% endfor %}
 {% for line in r.refused[:3] %}<li class="flag">{{ shown(r.student) }}: not taken: {{ line }}</li>{% endfor %}{% endfor %}</ul>{% endif %}
 <h2>TODOs</h2>
-<table class="todos"><tr><th>TODO</th><th>right</th><th>most common causes</th></tr>
+<table><tr><th>TODO</th><th>right</th><th>most common causes</th></tr>
 {% for t in todos %}<tr><td>{{ t.id }}<br><span class="note">{{ t.title }}</span></td><td class="number">{{ t.right }}/{{ t.asked }}
 <span class="bar"><span style="width: {{ (100 * t.right / (t.asked or 1)) | round(0) | int }}%"></span></span></td>
 <td>{% for cause, count in t.causes %}{{ count }} × {{ cause }}<br>{% endfor %}</td></tr>{% endfor %}

@@ -141,10 +141,10 @@ def track_named(name: str) -> list[tracks.Id] | None:
     return None if name == "all" else tracks.members(name)
 
 
-def say_next(track: str = "all") -> None:
-    """What to do next, in the whole course or on a track."""
+def say_next(track: str = "all", lesson: str | None = None) -> None:
+    """What to do next: in the whole course, on a track, or in a lesson while it has something left."""
     chosen = track_named(track)
-    todo = next_todo(chosen)
+    todo = (lesson and next_todo([(lesson, number) for number in titles(lesson)])) or next_todo(chosen)
     waiting = [lesson for lesson in sealed_lessons.sealed() if chosen and lesson in dict(chosen)]
     if todo is None and waiting:
         say("\n" + escape(sealed_lessons.waits_for(waiting[0], right())))

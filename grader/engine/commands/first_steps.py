@@ -69,7 +69,7 @@ def data(
     if not shards and (of or vocab or out or file_size != "1MiB"):
         fail("--data, --vocab, --file-size and --out are for --shards")
     try:
-        if of in ("", "wikitext-2") and not (shards and wikitext2_is_cached()):
+        if of in ("", "wikitext-2") and not wikitext2_is_cached():
             download_wikitext2()
         corpus = load_corpus(of or "wikitext-2")
         if shards:

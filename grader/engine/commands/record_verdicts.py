@@ -15,7 +15,7 @@ def remember(verdicts: list[Verdict]) -> None:
     # A file that does not compile says nothing about what was right before.
     verdicts = [v for v in verdicts if v.cause != "no_python"]
     before = progress.read()
-    progress.write({(v.lesson, v.todo): v.status for v in verdicts})
+    progress.write({(v.lesson, v.todo): v.state for v in verdicts})
     known = progress.read()
     failed = next((v for v in verdicts if v.status == "fail"), None)
     news = [v for v in verdicts if v.passed and before.get((v.lesson, v.todo), Entry()).state != "pass"]

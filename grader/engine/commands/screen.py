@@ -13,7 +13,7 @@ from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.verdict_text import heading, story
 from grader.engine.lesson import reference_solution
 
-COLOURS = {"pass": "green", "fail": "red", "skipped": "dim"}
+COLOURS = {"pass": "green", "fail": "red", "skipped": "dim", "new": "default"}
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -55,7 +55,7 @@ def say_verdict(verdict: Verdict, brief: bool = False) -> None:
     if verdict.cause == "no_python":
         say(f"[{COLOURS['fail']}]✗ {escape(verdict.message)}[/]")
         return
-    say(f"[{COLOURS[verdict.status]}]{escape(heading(verdict))}[/]")
+    say(f"[{COLOURS[verdict.state]}]{escape(heading(verdict))}[/]")
     if verdict.passed:
         return
     if brief and verdict.cause == "not_attempted":

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -26,10 +26,14 @@ from grader.engine.commands.arguments import (
     unreadable,
 )
 from grader.engine.commands.screen import COLOURS, fail, say, say_reference
+from grader.engine.judge.verdict_text import MARK
 from grader.engine.lesson import lessons, reference_solution, sealed_lessons
 from grader.engine.lesson.lessons import titles
 from grader.engine.lesson.progress import Entry, Progress, exercises, lesson_map, next_todo, right, track_map
 from utils.atomic_write import write_whole
+
+if TYPE_CHECKING:
+    from grader.engine.judge.verdict import Verdict
 
 
 @app.command("list", hidden=True)  # what many type first
@@ -48,7 +52,6 @@ def status(
     if only:
         only = lesson_named(only)
     entries = Progress().read()
-    marks = {"pass": "✓", "fail": "✗", "skipped": "–"}
     lines = lesson_map()
     for lesson, line in zip(lessons.stems(), lines):
         if only not in (None, lesson):
@@ -56,10 +59,11 @@ def status(
         say(line)
         for number, title in titles(lesson).items():
             state = entries.get((lesson, number), Entry()).state
-            say(f"     [{COLOURS.get(state, 'default')}]{marks.get(state, '·')} {number:2}  {escape(title)}[/]")
+            say(f"     [{COLOURS.get(state, 'default')}]{MARK.get(state, '·')} {number:2}  {escape(title)}[/]")
     for line in lines[len(lessons.stems()) :] if only is None else ():  # the sealed ones
         say(line)
-    say_next()
+    say("[dim]✓ right   ✗ wrong   – waits for another TODO   · not started   ▸ lesson begun[/]")
+    say_next(lesson=only)
 
 
 @app.command(rich_help_panel=LEARN)
@@ -86,33 +90,14 @@ def check(
     if (code := kept_server.hand_over(sys.argv[1:], started=True)) is not None:
         raise typer.Exit(code)
 
-    from grader.engine.ranks.runner import Runner
+    from json import dumps
 
-    with Runner(kept=True) as runner:
-        runner.start()  # before anything is loaded that the ranks must not see
-        from json import dumps
-
-        from grader.engine.commands.screen import say_verdict
-        from grader.engine.commands.record_verdicts import remember
-        from grader.engine.judge.judge import Judge, checked_lessons
-        from grader.engine.judge.passed_todos import Passed
-
-        runner.backend = backend_named(backend)
-        found = []
-        for stem in checked_lessons():
-            if not asked or stem in asked:
-                if lacking := lessons.lacking(stem):
-                    say(escape(f"– {stem} is not checked: {lacking}"))
-                    continue
-                judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
-                for verdict in map(judge.verdict, asked.get(stem) or sorted(judge.checks)):
-                    known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
-                    if not known:  # once: it belongs to no TODO
-                        say_verdict(verdict, brief=any(before.status == "fail" for before in found))
-                    found.append(verdict)
+    found = judged(asked, folder, backend)
     if not found:
         fail(f"{', '.join(asked)} has no checks yet" if asked else "nothing could be checked")
     if folder is None:
+        from grader.engine.commands.record_verdicts import remember
+
         remember(found)
     if json:
         write_whole(json, dumps([verdict.as_dict() for verdict in found], indent=2) + "\n")
@@ -126,6 +111,33 @@ def check(
         say(escape(f"Right, but {message}"))
     unjudged = any(verdict.cause == "not_judged" for verdict in found)
     raise typer.Exit(3 if unjudged else passed < len(found))
+
+
+def judged(asked: dict[str, list[int]], folder: str | None, backend: str) -> list["Verdict"]:
+    """The verdicts on these TODOs, all of a lesson if none is named and all lessons if none is; each is said at once."""
+    from grader.engine.ranks.runner import Runner
+
+    with Runner(kept=True) as runner:
+        runner.start()  # before anything is loaded that the ranks must not see
+        from grader.engine.commands.screen import say_verdict
+        from grader.engine.judge.judge import Judge, checked_lessons
+        from grader.engine.judge.passed_todos import Passed
+
+        runner.backend = backend_named(backend)
+        found: list[Verdict] = []
+        for stem in checked_lessons():
+            if asked and stem not in asked:
+                continue
+            if lacking := lessons.lacking(stem):
+                say(escape(f"– {stem} is not checked: {lacking}"))
+                continue
+            judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
+            for verdict in map(judge.verdict, asked.get(stem) or sorted(judge.checks)):
+                known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
+                if not known:  # once: it belongs to no TODO
+                    say_verdict(verdict, brief=any(before.status == "fail" for before in found))
+                found.append(verdict)
+        return found
 
 
 def to_check(names: list[str], track: str) -> dict[str, list[int]]:
@@ -237,15 +249,38 @@ def solution(todo: Todo) -> None:
 
 
 @app.command("open", rich_help_panel=LEARN)
-def open_lesson(lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training")]) -> None:
-    """Unseal a lesson early; it contains solutions of an earlier one."""
+def open_lesson(
+    lesson: Annotated[str, typer.Argument(metavar="LESSON", help="such as fsdp_training; or plan, or muon")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask first")] = False,
+) -> None:
+    """Unseal a lesson early. It brings answers to TODOs of earlier lessons: those that you have not solved are named,
+    and you are asked first.
+    """
     lesson = completed(lesson) or lesson_named(lesson)
     if lesson not in sealed_lessons.sealed():
         say(f"{lesson} is not sealed")
         return
-    for name in sealed_lessons.unseal(lesson):
-        say(f"  {name}")
-    say(f"{lesson} is open")
+    say(f"{lesson} comes with answers to TODOs that you have not solved: {sealed_lessons.missing(lesson, right())}")
+    say("It opens on its own when they are right. If you open it now, avoid reading ahead.")
+    if not yes and not sys.stdin.isatty():
+        fail(f"not opened: ./workbook open {lesson} --yes opens it without asking")
+    if not yes and not typer.confirm(f"Open {lesson} now?"):
+        raise typer.Exit(1)
+    written = sealed_lessons.unseal(lesson)
+    is_lesson = lesson in lessons.ORDER
+    say(f"{lesson} is open: {f'your file is {own_file(lesson)}' if is_lesson else sealed_lessons.ALSO[lesson][0]}")
+    for name, taught in answers_in(written).items():
+        say(f"  {name} has answers of {taught}")
+
+
+def answers_in(written: list[str]) -> dict[str, str]:
+    """The library's modules among these files, a package as its folder -> the lesson whose answers they have."""
+    found = {}
+    for file, taught in lessons.taught(lessons.COURSE).items():
+        name = file.relative_to(lessons.COURSE)
+        if name.as_posix() in written:
+            found[(name if name.parent == Path("utils") else name.parent).as_posix()] = taught
+    return found
 
 
 @app.command(rich_help_panel=LEARN)

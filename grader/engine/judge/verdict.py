@@ -49,14 +49,32 @@ def apart(expected: Any, seen: Any) -> tuple[Any, Any]:
         return described(expected), described(seen)
     gaps = [abs(x - y) if math.isfinite(x) and math.isfinite(y) else math.inf * (x != y) for x, y in zip(a, b)]
     worst = max(range(len(a)), key=lambda n: -1.0 if math.isnan(gaps[n]) else gaps[n])
-    begin = max(0, min(worst - SHOWN // 2, len(a) - SHOWN))
-    digits = in_digits(a[begin : begin + SHOWN], b[begin : begin + SHOWN])
+    part, place = around(worst, shape(expected))
+    digits = in_digits(a[part], b[part])
     if digits and len(a) > SHOWN:
-        digits = tuple(f"{words} (numbers {begin + 1} to {begin + SHOWN} of {len(a)})" for words in digits)
+        digits = tuple(f"{words} ({place})" for words in digits)
     return digits or (described(expected), described(seen))
 
 
 SHOWN = 6  # shown numbers of a tensor, or names of a list
+
+
+def around(worst: int, sizes: tuple[int, ...]) -> tuple[slice, str]:
+    """The numbers around one of a flattened tensor, and where they are. Of a matrix only numbers of one row: a flat
+    list of several rows would not show which number is which.
+    """
+    count, width = math.prod(sizes), sizes[-1] if sizes else 1
+    if len(sizes) < 2 or width == 1:
+        begin = max(0, min(worst - SHOWN // 2, count - SHOWN))
+        return slice(begin, begin + SHOWN), f"numbers {begin + 1} to {begin + SHOWN} of {count}"
+    row, column = divmod(worst, width)
+    begin = max(0, min(column - SHOWN // 2, width - SHOWN))
+    end, index = min(begin + SHOWN, width), []
+    for size in reversed(sizes[:-1]):
+        row, place = divmod(row, size)
+        index.insert(0, place)
+    start = worst - column
+    return slice(start + begin, start + end), f"[{', '.join(map(str, index))}, {begin}:{end}] of shape {sizes}"
 
 
 def is_number(value: Any) -> bool:
@@ -210,6 +228,11 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return self.status == "pass"
+
+    @property
+    def state(self) -> str:
+        """The status; but "new" for a TODO that was not started: nothing in it is wrong."""
+        return "new" if self.cause == "not_attempted" else self.status
 
     def as_dict(self) -> dict:
         fields = asdict(self)

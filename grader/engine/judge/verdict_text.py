@@ -5,13 +5,12 @@ from collections.abc import Iterator
 
 from grader.engine.judge.verdict import Verdict
 
-MARK = {"pass": "✓", "fail": "✗", "skipped": "–"}  # a TODO that was not started has a dot
+MARK = {"pass": "✓", "fail": "✗", "skipped": "–", "new": "·"}  # of a `Verdict.state`
 BOLD, RED, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 def heading(verdict: Verdict) -> str:
-    mark = "·" if verdict.cause == "not_attempted" else MARK[verdict.status]
-    return f"{mark} {verdict.lesson}/{verdict.todo}  {verdict.title}"
+    return f"{MARK[verdict.state]} {verdict.lesson}/{verdict.todo}  {verdict.title}"
 
 
 def details(verdict: Verdict) -> Iterator[tuple[str, str]]:

@@ -71,17 +71,21 @@ def unseal_due(right: Collection[str]) -> list[str]:
     return due
 
 
-def waits_for(stem: str, right: Collection[str]) -> str:
-    """One line that says why a lesson or a command is sealed, and what opens it."""
+def missing(stem: str, right: Collection[str]) -> str:
+    """The TODOs that a sealed lesson or command waits for, as "ddp_training/2-3, 03_zero/1"."""
     missing: dict[str, list[int]] = {}
     for todo in sealed()[stem]:
         if todo not in right:
             lesson, _, number = todo.partition("/")
             missing.setdefault(lesson, []).append(int(number))
-    todos = ", ".join(f"{lesson}/{runs(numbers)}" for lesson, numbers in missing.items())
+    return ", ".join(f"{lesson}/{runs(numbers)}" for lesson, numbers in missing.items())
+
+
+def waits_for(stem: str, right: Collection[str]) -> str:
+    """One line that says why a lesson or a command is sealed, and what opens it."""
     return (
-        f"{stem} is sealed because it contains solutions of other lessons: it opens when {todos} are right;"
-        f" ./workbook open {stem} opens it now"
+        f"{stem} is sealed because it contains solutions of other lessons: it opens when"
+        f" {missing(stem, right)} are right; ./workbook open {stem} opens it now"
     )
 
 

@@ -163,7 +163,9 @@ def test_todo12_experts(student):
                 got = seen["load"]
                 same = isinstance(got, torch.Tensor) and got.shape == whole.shape and torch.equal(got.long(), whole)
                 what = "of this rank's tokens alone" if same is False and is_own(got, loads[rank]) else "wrong"
-                expect(same, f"{told}, the counts that rank {rank} gets are {what}", whole, got, rank)
+                expect(
+                    same, f"{told}, the counts (blocks × experts) that rank {rank} gets are {what}", whole, got, rank
+                )
 
 
 def is_own(got, mine):

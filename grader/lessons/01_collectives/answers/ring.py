@@ -141,7 +141,8 @@ WRONG = [
         swap=(
             ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
             (
-                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
                 "leaving, arriving = pieces[(rank + step) % world], pieces[(rank + 1 + step) % world]\n"
                 "    works = [dist.isend(leaving, (rank - 1) % world), dist.irecv(arriving, (rank + 1) % world)]",
             ),
@@ -250,7 +251,8 @@ WRONG = [
         "what arrives is added",
         swap=(
             (
-                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
                 "leaving, growing = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
                 "    arriving = torch.empty_like(growing)\n"
                 "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
@@ -400,7 +402,8 @@ WRONG = [
         swap=(
             ("right, left = (rank + 1) % world, (rank - 1) % world\n", ""),
             (
-                "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
+                "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
+                "    works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
                 "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n"
                 "    works = [dist.isend(leaving, (rank + 1) % world), dist.irecv(arriving, (rank - 1) % world)]",
             ),
@@ -482,8 +485,8 @@ RIGHT = [
         5,
         "tagged messages, the receive first",
         swap=(
-            "works = [dist.isend(pieces[(rank - step) % world], right), dist.irecv(pieces[(rank - 1 - step) % world], left)]",
-            "leaving, arriving = pieces[(rank - step) % world], pieces[(rank - 1 - step) % world]\n    works = [dist.irecv(arriving, left, tag=step), dist.isend(leaving, right, tag=step)]",
+            "works = [dist.isend(leaving, right), dist.irecv(arriving, left)]",
+            "works = [dist.irecv(arriving, left, tag=step), dist.isend(leaving, right, tag=step)]",
         ),
     ),
     Answer(

@@ -202,7 +202,8 @@ for p, part in zip(parameters, parts):
         "gathered, but as vectors",
         swap=(
             "{\n"
-            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape)\n"
+            "        if is_long(value)\n        else value\n"
             "        for name, value in values.items()\n    }",
             "{name: gather_shards([filled(value, size)], world)[0] if is_long(value) else value for name, value in values.items()}",
         ),
@@ -220,7 +221,8 @@ for p, part in zip(parameters, parts):
         "reduced, not gathered",
         swap=(
             "{\n"
-            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape)\n"
+            "        if is_long(value)\n        else value\n"
             "        for name, value in values.items()\n    }",
             "{name: joined(filled(value, size).repeat(world), shape) if is_long(value) else value for name, value in values.items()}",
         ),
@@ -231,7 +233,8 @@ for p, part in zip(parameters, parts):
         "the groups are forgotten",
         swap=(
             "{\n"
-            "        name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value\n"
+            "        name: joined(gather_shards([filled(value, size)], world)[0], shape)\n"
+            "        if is_long(value)\n        else value\n"
             '        for name, value in values.items()\n    }\nreturn {**state_dict, "state": state}',
             "{name: joined(gather_shards([filled(value, size)], world)[0], shape) if is_long(value) else value for name, value in values.items()}\n"
             'return {"state": state, "param_groups": state_dict["param_groups"][:1]}',
@@ -306,7 +309,7 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "state of one number, or of none, is no state",
-        swap=("if is_long(value) else value\n", "if is_long(value) and value.numel() > 1 else value\n"),
+        swap=("if is_long(value)\n", "if is_long(value) and value.numel() > 1\n"),
     ),
     Answer(
         4,
@@ -317,7 +320,7 @@ for p, part in zip(parameters, parts):
     Answer(
         5,
         "knows AdamW's names only",
-        swap=("shape) if is_long(value)", 'shape) if name in ("exp_avg", "exp_avg_sq")'),
+        swap=("if is_long(value)\n", 'if name in ("exp_avg", "exp_avg_sq")\n'),
         says="the saved momentum_buffer of parameter 1",
     ),
     Answer(

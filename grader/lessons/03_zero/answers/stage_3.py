@@ -60,7 +60,7 @@ WRONG = [
     Answer(
         9,
         "gradients of frozen parameters, too",
-        swap=("unit.shards, strict=True) if p.requires_grad]", "unit.shards, strict=True)]"),
+        swap=("unit.shards, strict=True) if p.requires_grad\n", "unit.shards, strict=True)\n"),
         says="reduce_to_shards is given None as tensors[",
     ),
     Answer(8, "nothing is freed", [None, "pass"], says="whole weights"),

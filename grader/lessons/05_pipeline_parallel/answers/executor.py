@@ -380,10 +380,7 @@ WRONG = [
     Answer(
         6,
         "all sends are waited for at the end",
-        swap=(
-            "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be\n        sending.popleft().wait()\n",
-            "",
-        ),
+        swap=("    while len(sending) > 2 * world:\n        sending.popleft().wait()\n", ""),
         says="freed only at the end",
     ),
     Answer(
@@ -572,7 +569,7 @@ WRONG = [
         6,
         "a send is waited for before the next action",
         swap=(
-            "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too, or soon will be\n        sending.popleft().wait()\n",
+            "    while len(sending) > 2 * world:\n        sending.popleft().wait()\n",
             "    while len(sending) > m_of(batch):\n        sending.popleft().wait()\n",
         ),
         edits=(("def execute(", "def m_of(batch):\n    return len(batch.xs)\n\n\ndef execute("),),
@@ -693,10 +690,7 @@ RIGHT = [
         6,
         "each tick's messages are waited for at once",
         swap=(
-            (
-                "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too,"
-                " or soon will be\n        sending.popleft().wait()\n"
-            ),
+            "    while len(sending) > 2 * world:\n        sending.popleft().wait()\n",
             """    while sending:
         sending.popleft().wait()
 """,
@@ -744,8 +738,7 @@ RIGHT = [
         swap=(
             ("sending: deque[dist.Work] = deque()", "sending = []"),
             (
-                "    while len(sending) > 2 * world:  # posted so many ticks ago that the receive is posted, too,"
-                " or soon will be\n        sending.popleft().wait()\n",
+                "    while len(sending) > 2 * world:\n        sending.popleft().wait()\n",
                 "    for work in sending[:-3]:\n        work.wait()\n    sending = sending[-3:]\n",
             ),
         ),

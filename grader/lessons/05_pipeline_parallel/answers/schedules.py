@@ -63,8 +63,8 @@ WRONG = [
         8,
         "not interleaved: chunk by chunk",
         swap=(
-            "for first in range(0, m, world) for chunk in range(v) for j in range(world)]",
-            "for first in [0] for chunk in range(v) for j in range(m)]",
+            "for first in range(0, m, world) for chunk in range(v) for j in range(world)\n",
+            "for first in [0] for chunk in range(v) for j in range(m)\n",
         ),
         says="",
     ),
@@ -209,8 +209,8 @@ WRONG = [
         8,
         "groups of v",
         swap=(
-            "range(0, m, world) for chunk in range(v) for j in range(world)]",
-            "range(0, m, world) for j in range(world) for chunk in range(v)]",
+            "range(0, m, world) for chunk in range(v) for j in range(world)\n",
+            "range(0, m, world) for j in range(world) for chunk in range(v)\n",
         ),
         says="",
     ),

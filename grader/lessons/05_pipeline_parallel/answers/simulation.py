@@ -65,7 +65,7 @@ WRONG = [
         "chunks are forgotten",
         swap=(
             ("            stage = stage_of(action, rank, world)\n", "            stage = rank\n"),
-            ("max((stage_of(a, rank, world) for", "max((rank for"),
+            ("[stage_of(a, rank, world) for", "[rank for"),
         ),
         says="simulate",
     ),
@@ -78,10 +78,7 @@ WRONG = [
     Answer(
         4,
         "the last stage needs no forward pass",
-        swap=(
-            'return ("forward", action.microbatch, stage) if stage == last else',
-            "return None if stage == last else",
-        ),
+        swap=('return ("forward", action.microbatch, last)', "return None"),
         says="simulate",
     ),
     Answer(
@@ -139,10 +136,7 @@ WRONG = [
     Answer(
         4,
         "the last stage is the last rank's first chunk",
-        swap=(
-            "max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)",
-            "world - 1",
-        ),
+        swap=("max(stages, default=0)", "world - 1"),
         says="simulate",
     ),
     Answer(
@@ -165,7 +159,7 @@ WRONG = [
         4,
         "the last stage is the last chunk of the last rank",
         swap=(
-            "last = max((stage_of(a, rank, world) for rank, actions in enumerate(schedule) for a in actions), default=0)",
+            "last = max(stages, default=0)",
             """chunks = 1 + max((action.chunk for actions in schedule for action in actions), default=0)
 last = chunks * world - 1""",
         ),

@@ -175,10 +175,7 @@ WRONG = [
     Answer(
         1,
         "the position embedding is on no stage",
-        swap=(
-            "self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding",
-            "self.token_embedding = model.token_embedding",
-        ),
+        swap=("self.position_embedding = model.position_embedding\n", "pass\n"),
         edits=(
             (
                 "self.dropout(self.token_embedding(x) + self.position_embedding(positions_T))",

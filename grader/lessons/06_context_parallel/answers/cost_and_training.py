@@ -110,8 +110,9 @@ WRONG = [
         8,
         "what is too much is dropped",
         swap=(
-            'if tokens % (2 * world):\n    raise ValueError(f"{tokens} tokens cannot be divided into {2 * world} equal pieces, '
-            'two for each of {world} ranks")\n',
+            "if tokens % (2 * world):\n    raise ValueError(\n"
+            '        f"{tokens} tokens cannot be divided into {2 * world} equal pieces,"\n'
+            '        f" two for each of {world} ranks"\n    )\n',
             "",
         ),
         says="not refused",

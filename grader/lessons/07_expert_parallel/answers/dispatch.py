@@ -399,7 +399,7 @@ return combine(returned_RD, slots_R, gates_NK * local)""",
         4,
         "the sum is float32 whatever the rows are",
         swap=(
-            "return returned_RD.new_zeros(N, returned_RD.shape[1]).index_add(0, slots_R // K, gated_RD.to(returned_RD.dtype))",
+            "return sums_ND.index_add(0, slots_R // K, gated_RD.to(returned_RD.dtype))",
             "return torch.zeros(N, returned_RD.shape[1]).index_add(0, slots_R // K, gated_RD.float())",
         ),
         says="is in float32, not in bfloat16",

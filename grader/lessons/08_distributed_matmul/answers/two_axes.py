@@ -201,7 +201,7 @@ WRONG = [
         3,
         "refused without saying what",
         swap=(
-            'raise ValueError(f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}")',
+            'raise ValueError(\n        f"Cannon needs a square of ranks, and the grid is {grid.shape[0]} × {grid.shape[1]}"\n    )',
             "raise ValueError",
         ),
         says="does not say in one line",

@@ -19,7 +19,10 @@ WRONG = [
         2, "gradients in two bytes", swap=("2 * gathers + 4 * reductions", "2 * (gathers + reductions)"), says='"shard"'
     ),
     Answer(
-        2, "gradients of copies in two bytes", swap=('"dp": (4 * 2', '"dp": (2 * 2'), says="gradients of dp in 2 bytes"
+        2,
+        "gradients of copies in two bytes",
+        swap=("4 * 2 * (ring(plan.dp", "2 * 2 * (ring(plan.dp"),
+        says="gradients of dp in 2 bytes",
     ),
     Answer(
         2,
