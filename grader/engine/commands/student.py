@@ -114,7 +114,7 @@ def check(
 
 
 def judged(asked: dict[str, list[int]], folder: str | None, backend: str) -> list["Verdict"]:
-    """The verdicts on these TODOs, all of a lesson if none is named and all lessons if none is; each is said at once."""
+    """The verdicts on these TODOs, each said as soon as it is known. No TODO means all of a lesson, no lesson all."""
     from grader.engine.ranks.runner import Runner
 
     with Runner(kept=True) as runner:
