@@ -34,45 +34,12 @@ class HeadLoss(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if learn else None
         tokens = tokens_of_a_piece(N, V, h_ND.device)
         words = words_of_a_piece(V, tokens, h_ND.device)
-        place = h_ND.new_empty(
-            tokens * (V if learn else words)
-        )  # of all pieces: fresh memory costs as much as a product
-        firsts_P11 = torch.arange(0, V, words, device=h_ND.device)[:, None, None]
-        lowest = torch.finfo(exact).min
+        place = h_ND.new_empty(tokens * (V if learn else words))  # of all pieces: fresh memory costs as much as passes
         for start in range(0, N, tokens):
             h_CD, y_C1 = h_ND[start : start + tokens], y_N[start : start + tokens, None]
-            C = len(h_CD)
             counts_C1 = y_C1 != ignore
             y_C1 = y_C1.where(counts_C1, 0)
-            # Of each token: the target's logit, and of the other words the largest one, the sum of e^(logit - largest),
-            # and the mean of their rows of the weight by these.
-            target_C1, sum_C1, mean_CD = (h_CD.new_zeros(C, n, dtype=exact) for n in (1, 1, h_CD.shape[1]))
-            largest_C1 = target_C1 + lowest
-            at_PC1 = y_C1 - firsts_P11
-            here_PC1 = (at_PC1 >= 0) & (at_PC1 < words)
-            at_PC1 = at_PC1.clamp_(0, words - 1)
-            pieces = []
-            for first, at_C1, here_C1 in zip(range(0, V, words), at_PC1, here_PC1, strict=True):
-                weight_WD = weight_VD[first : first + words]
-                W = len(weight_WD)
-                begin = C * first if learn else 0
-                logits_CW = place[begin : begin + C * W].view(C, W)
-                # In units of log 2, that is, exp(logit) is exp2(logit / log 2): exp2 takes a CPU 0.6 times as long.
-                torch.addmm(logits_CW, h_CD, weight_WD.T, beta=0, alpha=1 / math.log(2), out=logits_CW)
-                # Without the target, whose probability less one is the others' sum, exactly.
-                logit_C1 = logits_CW.gather(1, at_C1)
-                target_C1 = logit_C1.to(exact).where(here_C1, target_C1)
-                logits_CW.scatter_(1, at_C1, logit_C1.masked_fill(here_C1, -math.inf))
-                e_CW = logits_CW.to(exact)
-                before_C1, largest_C1 = largest_C1, torch.maximum(largest_C1, e_CW.amax(dim=1, keepdim=True))
-                e_CW.sub_(largest_C1).exp2_()
-                correction_C1 = (before_C1 - largest_C1).exp2_()
-                sum_C1.mul_(correction_C1).add_(e_CW.sum(dim=1, keepdim=True))
-                if learn:
-                    if logits_CW.dtype != exact:
-                        logits_CW.copy_(e_CW)
-                    add_product(mean_CD.mul_(correction_C1), logits_CW, weight_WD)
-                    pieces.append((first, logits_CW, largest_C1))
+            target_C1, largest_C1, sum_C1, sum_CD, pieces = over_words(h_CD, weight_VD, y_C1, words, place, learn)
             top_C1 = torch.maximum(largest_C1, target_C1)
             others_C1 = sum_C1 * (largest_C1 - top_C1).exp2()
             all_C1 = others_C1 + (target_C1 - top_C1).exp2()
@@ -81,8 +48,8 @@ class HeadLoss(torch.autograd.Function):
                 # Factors with one number per token are put to the small factors; what does not count gives no gradient.
                 scale_C1 = counts_C1 / all_C1
                 at_target_C1 = -others_C1 * scale_C1
-                mean_CD *= (largest_C1 - top_C1).exp2() * scale_C1
-                grad_h_ND[start : start + tokens] = mean_CD.addcmul_(at_target_C1, weight_VD[y_C1[:, 0]].to(exact))
+                sum_CD *= (largest_C1 - top_C1).exp2() * scale_C1
+                grad_h_ND[start : start + tokens] = sum_CD.addcmul_(at_target_C1, weight_VD[y_C1[:, 0]].to(exact))
                 for first, e_CW, of_piece_C1 in pieces:
                     scaled_CD = (h_CD * ((of_piece_C1 - top_C1).exp2() * scale_C1)).to(h_ND.dtype)
                     add_product(grad_weight_VD[first : first + words], e_CW.T, scaled_CD)
@@ -95,6 +62,50 @@ class HeadLoss(torch.autograd.Function):
     def backward(ctx, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_h_ND, grad_weight_VD = ctx.saved_tensors
         return grad_h_ND * grad_total, (grad_weight_VD * grad_total).to(ctx.weight_dtype), None, None, None
+
+
+def over_words(
+    h_CD: Tensor, weight_VD: Tensor, y_C1: Tensor, words: int, place: Tensor, learn: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, Tensor, Tensor]]]:
+    """Go over the words once, so many at a time.
+
+    Returns:
+        Of each token, in units of log 2: the target's logit; of the other words the largest one, and the sum of
+        2^(logit - largest); if `learn`, also the sum of their rows of the weight, each times its power. Then, for each
+        piece, its first word, its powers (C, words), and the largest logit that was known when they were made.
+    """
+    exact, device = torch.promote_types(h_CD.dtype, torch.float32), h_CD.device
+    C, D = h_CD.shape
+    target_C1, sum_C1, sum_CD = (h_CD.new_zeros(C, n, dtype=exact) for n in (1, 1, D))
+    largest_C1 = target_C1 + torch.finfo(exact).min
+    at_PC1 = y_C1 - torch.arange(0, len(weight_VD), words, device=device)[:, None, None]
+    here_PC1 = (at_PC1 >= 0) & (at_PC1 < words)
+    at_PC1 = at_PC1.clamp_(0, words - 1)
+    rows_C = torch.arange(C, device=device)
+    pieces = []
+    for first, at_C1, here_C1 in zip(range(0, len(weight_VD), words), at_PC1, here_PC1, strict=True):
+        weight_WD = weight_VD[first : first + words]
+        W, begin = len(weight_WD), C * first if learn else 0
+        logits_CW = place[begin : begin + C * W].view(C, W)
+        # In units of log 2, that is, exp(logit) is exp2(logit / log 2): exp2 takes a CPU 0.6 times as long as exp.
+        torch.addmm(logits_CW, h_CD, weight_WD.T, beta=0, alpha=1 / math.log(2), out=logits_CW)
+        # Without the target, whose probability less one is minus the others' sum, without cancellation.
+        at_C1 = at_C1.clamp(max=W - 1)
+        logit_C1 = logits_CW.gather(1, at_C1)
+        target_C1 = logit_C1.to(exact).where(here_C1, target_C1)
+        # Not scatter_: torch.compile copies for it, and writes this in place.
+        logits_CW[rows_C, at_C1[:, 0]] = logit_C1.masked_fill(here_C1, -math.inf)[:, 0]
+        e_CW = logits_CW.to(exact)
+        before_C1, largest_C1 = largest_C1, torch.maximum(largest_C1, e_CW.amax(dim=1, keepdim=True))
+        e_CW.sub_(largest_C1).exp2_()
+        correction_C1 = (before_C1 - largest_C1).exp2_()
+        sum_C1.mul_(correction_C1).add_(e_CW.sum(dim=1, keepdim=True))
+        if learn:
+            if logits_CW.dtype != exact:
+                logits_CW.copy_(e_CW)
+            add_product(sum_CD.mul_(correction_C1), logits_CW, weight_WD)
+            pieces.append((first, logits_CW, largest_C1))
+    return target_C1, largest_C1, sum_C1, sum_CD, pieces
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -498,7 +498,7 @@ check("13_fewer_bytes/6")
 
 # %%
 def resumed(kept: list[str], rank: int, world: int) -> float:
-    """How far a resumed run ends from one that was never stopped: 1 is the way of its last three steps."""
+    """How far a resumed run ends from one never stopped, relative to its last three steps' way."""
     runs = []
     for number in range(2):
         torch.manual_seed(0)
