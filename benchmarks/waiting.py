@@ -6,10 +6,10 @@
     python benchmarks/waiting.py ../before --rows start test    fresh clones, installed anew; the short tests
 
 Both trees run under the Python that runs this, in turns, so its torch must suit both. Ratios are of medians, new to
-old; a ratio below 1 is better, but for the class, where more submissions an hour are. Seconds of CPU are those of all
-processes that a command starts: they depend less on what else the machine does.
+old: below 1 is better, but more submissions an hour are better, too. CPU seconds count all processes that a command
+starts; they depend less on what else the machine does.
 
-Training is measured by `throughput.py`, and `latency.py` has the first verdict beside a cold start.
+`throughput.py` measures training.
 """
 
 import argparse
@@ -206,7 +206,7 @@ def main() -> None:
     args = parser.parse_args()
     before = args.before.resolve()
     if not (before / "workbook").is_file():
-        parser.error(f"{before} is no tree of the course: make one by git worktree add {before} COMMIT")
+        parser.error(f"there is no course in {before}: git worktree add {before} COMMIT makes one")
     both = lessons_of(NEW) & lessons_of(before)
     if lacking := sorted(set(args.lessons or ()) - both):
         parser.error(f"--lessons: {', '.join(lacking)} is not in both trees")

@@ -224,7 +224,7 @@ def forget_answers() -> None:
             forget(name)
 
 
-PICTURES = ("plots", "report")  # folders that need matplotlib, of which a rank draws nothing
+PICTURES = ("plots", "report")  # folders that need matplotlib; a rank draws nothing
 
 
 @functools.lru_cache(1)  # for the current lesson
