@@ -10,6 +10,7 @@ import torch
 
 from grader.engine.jobs import missing_packages
 from grader.engine.judge.judge import Judge
+from grader.engine.lesson.lessons import COURSE
 from grader.engine.ranks.backends import GLOO, Backend
 from grader.engine.ranks.run import Run
 from grader.engine.ranks.run_files import Traces
@@ -66,11 +67,19 @@ def test_an_option_is_refused_in_one_line(old, monkeypatch, capsys, what):
     assert stop.value.code == 2 and said.count("\n") == 1 and "this is torch 2.8.0a0" in said
 
 
+def test_every_script_that_shards_asks_whether_it_averages():
+    scripts = {path.stem: path.read_text("utf-8") for path in (COURSE / "solutions" / "train").glob("*.py")}
+    shard = {stem for stem, text in scripts.items() if "fully_shard(" in text}
+    asks = {stem for stem, text in scripts.items() if "check_averages(device" in text}
+    # A pipeline's schedule needs a newer torch anyway.
+    assert shard == asks | {"hybrid_training"} and len(asks) >= 5
+
+
 def test_sums_in_place_of_averages_are_refused_on_cpus_alone(old, monkeypatch, capsys):
-    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
-    distributed.check_averages(torch.device("cuda"))
+    distributed.check_averages(torch.device("cuda"), 2)
+    distributed.check_averages(torch.device("cpu"), 1)
     with pytest.raises(SystemExit):
-        distributed.check_averages(torch.device("cpu"))
+        distributed.check_averages(torch.device("cpu"), 2)
     assert "needs torch 2.9 or newer" in capsys.readouterr().err
 
 

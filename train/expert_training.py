@@ -445,7 +445,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
-    check_averages(device)
+    check_averages(device, world_size)
     set_batch_size(args, world_size)
     grid = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)

@@ -65,7 +65,7 @@ from utils.arguments import training_parser, whole
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.devices import accelerator
-from utils.distributed import cleanup, fail, from_rank0, print0, save0, set_batch_size
+from utils.distributed import check_averages, cleanup, fail, from_rank0, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.metrics import Metrics
 from utils.model import TransformerLM
@@ -356,6 +356,7 @@ def main(argv: list[str] | None = None) -> None:
     prepare(args)  # the device that --device asks for
     came = listen()  # early: a signal that comes before this line ends the process
     rank, local_rank, world_size, device = setup()
+    check_averages(device, world_size)
     group = dist.new_group(backend="gloo")  # for saving during training
     out = Path(args.out)
     folder = choose_start(out)

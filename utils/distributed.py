@@ -177,9 +177,9 @@ def check_interfaces(on_gpu: bool) -> None:
             refuse(f"{socket.gethostname()}: {wrong}: name one of these, or unset {name}")
 
 
-def check_averages(device: torch.device) -> None:
-    """Stop with one line where fully_shard would add the ranks' gradients up, not average them."""
-    if device.type == "cpu" and dist.get_world_size() > 1 and (lacking := releases.lacks(*releases.AVERAGES_SINCE)):
+def check_averages(device: torch.device, ranks: int) -> None:
+    """Stop with one line where fully_shard, over so many ranks, would add their gradients up and not average them."""
+    if device.type == "cpu" and ranks > 1 and (lacking := releases.lacks(*releases.AVERAGES_SINCE)):
         fail(lacking)
 
 

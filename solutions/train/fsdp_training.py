@@ -363,7 +363,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.compile:
         check_compiler()
     rank, local_rank, world_size, device = setup()
-    check_averages(device)
+    check_averages(device, world_size)
     set_batch_size(args, world_size)
     mesh = make_mesh(device, world_size, args)
     sets, vocab_size = make_sets(args)

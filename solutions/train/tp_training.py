@@ -76,7 +76,7 @@ from utils.checkpoints import check_chunks, saved_whole, to_resume
 from utils.data import IGNORE, ShardSampler
 from utils.device_memory import device_memory
 from utils.devices import accelerator
-from utils.distributed import cleanup, fail, print0, save0, set_batch_size
+from utils.distributed import check_averages, cleanup, fail, print0, save0, set_batch_size
 from utils.job import prepare, say_what_runs
 from utils.llama import share_key_heads
 from utils.llama_sizes import cannot_split
@@ -434,6 +434,7 @@ def main(argv: list[str] | None = None) -> None:
     prepare(args)  # the device that --device asks for
     rank, local_rank, world_size, device = setup()
     mesh = make_mesh(device, world_size, args)
+    check_averages(device, mesh["data"].size())
     set_batch_size(args, mesh["data"].size(), "ranks of the data axis")
     sets, vocab_size = make_sets(args)
     samplers = make_samplers(sets, mesh, args)

@@ -11,6 +11,7 @@ import math
 import torch
 
 from grader.kit import (
+    Since,
     SAME_WEIGHTS,
     Private,
     Wrong,
@@ -37,6 +38,7 @@ from grader.kit import (
 )
 from utils.data import IGNORE, EpochOrder, Windows, load_corpus
 from utils.model import TransformerLM
+from utils.releases import AVERAGES_SINCE
 
 from .common import WORDS, attention_case, check_attention, drawn_ends, masked_attention
 from .ranks import documents_on_rank, numbered, precision_on_rank, shard_on_rank
@@ -95,7 +97,7 @@ def serial_run(student):
     return student.serial(["--data", "data", "--out", "out", *ARGV], corpus(student))
 
 
-@todo(6, needs=(1, 2, 3, 4, 5))
+@todo(6, since=Since(*AVERAGES_SINCE, on_cpus=True), needs=(1, 2, 3, 4, 5))
 def test_todo6_shards(student):
     draw = student.draw("shards")
     sizes = {"vocab": draw.choice(WORDS), "dim": 24, "heads": 2, "length": 6, "batch": 2, "layers": 2}

@@ -11,6 +11,7 @@ import math
 import torch
 
 from grader.kit import (
+    Since,
     REL,
     cases,
     check_parts_travel,
@@ -25,6 +26,7 @@ from grader.kit import (
     together,
     training,
 )
+from utils.releases import AVERAGES_SINCE
 
 from .ranks import BATCHES, CHAIN, FLAGS, VIEWS, chain_on_rank, share_on_rank, start_on_rank
 
@@ -65,7 +67,7 @@ def words(steps):
 # TODO 8: the batch, and the whole
 
 
-@todo(8, needs=tuple(range(1, 8)))
+@todo(8, since=Since(*AVERAGES_SINCE, on_cpus=True), needs=tuple(range(1, 8)))
 def test_todo8_batch(student):
     (seen,) = student.call(share_on_rank, world=1, group=False).evidence
     for (flags, saved, ranks, right), got in zip(BATCHES, seen, strict=True):
