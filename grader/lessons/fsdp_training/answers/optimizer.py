@@ -70,7 +70,8 @@ WRONG = [
         7,
         "gradients are added up in bfloat16, too",
         """
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.dtype == "bfloat16" else None)
+        short = torch.bfloat16 if args.dtype == "bfloat16" else None
+        return MixedPrecisionPolicy(param_dtype=short, reduce_dtype=short)
         """,
         says="added up in bfloat16",
     ),
@@ -159,7 +160,10 @@ WRONG = [
     Answer(
         7,
         "bfloat16 sums with --sharding none",
-        swap=("reduce_dtype=torch.float32", 'reduce_dtype=None if args.sharding == "none" else torch.float32'),
+        swap=(
+            "reduce_dtype=torch.float32",
+            'reduce_dtype=torch.bfloat16 if args.sharding == "none" else torch.float32',
+        ),
         says="--sharding none",
     ),
 ]

@@ -125,12 +125,12 @@ WRONG = [
     ),
     Answer(
         4,
-        "a policy of its own, which says nothing of sums",
+        "a policy of its own, in which sums are as short as weights",
         swap=(
             "options |= {",
             "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
             'short = torch.bfloat16 if args.dtype == "bfloat16" else None\n'
-            'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=short)\n'
+            'options["mp_policy"] = MixedPrecisionPolicy(param_dtype=short, reduce_dtype=short)\n'
             "options |= {",
         ),
         says="adds up gradients in",
