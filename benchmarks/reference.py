@@ -32,8 +32,11 @@ def functions(lesson: str, solved: bool = True) -> dict[str, Any]:
 
 
 def is_constant(node: ast.stmt) -> bool:
-    """Whether this is an assignment that calls nothing."""
-    return isinstance(node, ast.Assign) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
+    """Whether this gives values to names with a capital, a constant's or a type's, and calls nothing."""
+    if not isinstance(node, ast.Assign) or any(isinstance(part, ast.Call) for part in ast.walk(node)):
+        return False
+    names = [part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return all(name.id[0].isupper() for name in names)
 
 
 def on_ranks(work: Callable, world: int, *arguments: Any) -> Any:

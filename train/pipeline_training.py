@@ -411,8 +411,7 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = make_optimizer(nn.ModuleList(stage.submod for stage in stages), args)
 
     out = Path(args.out)
-    total_steps = args.epochs * len(train_loader)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * len(train_loader), args.max_steps or math.inf)
     step, best, start = 0, math.inf, time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)

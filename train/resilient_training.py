@@ -372,8 +372,7 @@ def main(argv: list[str] | None = None) -> None:
     if folder:
         position = restore(model, optimizer, position, folder)
     first_epoch, done = find_epoch(position["step"], len(train_loader))
-    total_steps = args.epochs * len(train_loader)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * len(train_loader), args.max_steps or math.inf)
     check_position(position, args, SAME, total_steps, folder)
 
     start = time.perf_counter()

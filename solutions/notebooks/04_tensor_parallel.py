@@ -581,8 +581,9 @@ def loss_by_torch(_: None, rank: int, world: int) -> list[float]:
 
 
 # %%
-both = run_on_ranks("04_tensor_parallel/loss_by_torch", [None] * 2).results
-(some, yours_some, none, yours_none), _ = both
+some, yours_some, none, yours_none = run_on_ranks(
+    "04_tensor_parallel/loss_by_torch", [None] * 2
+).results[0]
 print(f"all targets count: torch {some:.4f}, yours {yours_some:.4f}")
 print(f"none counts:       torch {none:.4f}, yours {yours_none:.4f}")
 

@@ -485,8 +485,7 @@ def main(argv: list[str] | None = None) -> None:
     first_epoch, done = find_epoch(position["step"], len(train_loader))
 
     out = Path(args.out)
-    total_steps = args.epochs * len(train_loader)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * len(train_loader), args.max_steps or math.inf)
     check_position(position, args, SAME, total_steps, f"--resume {args.resume}")
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=position["step"])

@@ -322,8 +322,7 @@ def main(argv: list[str] | None = None) -> None:
 
     out = Path(args.out)
     step, best = 0, math.inf
-    total_steps = args.epochs * len(train_loader)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * len(train_loader), args.max_steps or math.inf)
     start = time.perf_counter()
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     say_what_runs(args, device)

@@ -343,8 +343,7 @@ def main(argv: list[str] | None = None) -> None:
     data = Data(sets, args)
 
     out = Path(args.out)
-    total_steps = args.epochs * (len(sets[0]) // args.batch_size)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * (len(sets[0]) // args.batch_size), args.max_steps or math.inf)
     device = torch.device(accelerator(), local_rank) if accelerator() else torch.device("cpu")
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record)
     with metrics, device_memory(args.device_memory, device):

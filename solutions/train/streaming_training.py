@@ -458,8 +458,7 @@ def main(argv: list[str] | None = None) -> None:
     if saved:
         progress |= go_on(saved, model, optimizer, train.n_rows, args)
     out, start = Path(args.out), time.perf_counter()
-    total_steps = args.epochs * (train.n_rows // args.batch_size)
-    total_steps = min(total_steps, args.max_steps or total_steps)
+    total_steps = min(args.epochs * (train.n_rows // args.batch_size), args.max_steps or math.inf)
     if progress["step"] > total_steps:
         fail(f"--resume {args.resume}: it has already taken {progress['step']} steps, and this run has {total_steps}")
     metrics = Metrics(out, rank, total_steps, args.tensorboard, args.record, after=progress["step"])
