@@ -11,7 +11,9 @@ from grader.engine.judge import other_answers, mutants, mutations, try_seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-ONE_IN = 24  # of so many answers one is tried, another each time; ./workbook mutants tries all, for over an hour
+# Of so many answers one is tried, another each time, and at least one of a TODO's or a lesson's. ./workbook mutants tries
+# all, for over an hour.
+ONE_IN = 24
 
 
 def judged_rightly(lesson, trials, again=""):
@@ -29,6 +31,7 @@ def test_a_right_answer_is_accepted(runner, lesson):
 EVERY_TODO = [(lesson, todo) for lesson in checked_lessons() for todo in mutants.lessons.titles(lesson)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("lesson", "todo"), EVERY_TODO)
 def test_a_wrong_answer_fails_by_its_todo(runner, lesson, todo):
     judged_rightly(lesson, mutants.wrong_answers(runner, lesson, [todo], one_in=ONE_IN))
