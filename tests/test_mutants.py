@@ -11,7 +11,7 @@ from grader.engine.judge import other_answers, mutants, mutations, try_seeds
 from grader.engine.judge.judge import checked_lessons
 
 
-# Of so many answers one is tried, another each time, and at least one of a TODO's or a lesson's. ./workbook mutants tries
+# Of so many answers one is tried, another each time, and at least one of a TODO or a lesson. ./workbook mutants tries
 # all, for over an hour.
 ONE_IN = 24
 

@@ -63,9 +63,7 @@ from grader.engine.ranks.linux_processes import processes_below
 from grader.engine.walls import enter_sandbox as walls
 from utils import private, releases
 
-private.load_early()
-releases.installed()  # kept: it is read from the disk
-rank.load_plain_library()
+gc.enable()
 
 
 ShutIn = Callable[[list[str], int], None]  # what a rank does to itself: the places that are left to it, its number
@@ -80,7 +78,9 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 
     With an `address`, be a kept server: a child serves this judge, and further children those who call there.
     """
-    gc.enable()
+    private.load_early()
+    releases.installed()  # kept: it is read from the disk
+    rank.load_plain_library()
     torch.set_num_threads(1)  # inherited by the ranks; starts no thread itself
     # Also inherited, and nothing is drawn here: two runs of the same code agree. (`torch.manual_seed` would also
     # prepare for GPUs, which takes 5 ms on each rank.)
@@ -105,8 +105,6 @@ def fork_from_command(end: socket.socket, judges: socket.socket, environment: di
     sys.stdout.flush()  # or the server would print it again
     sys.stderr.flush()
     if pid := os.fork():
-        gc.enable()
-        rank.forget_answers()  # the command judges, so nothing of the library is withheld from it
         torch.set_num_threads(os.cpu_count() or 1)
         return pid
     status = 70
