@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -19,6 +18,7 @@ from nbgrader.api import Gradebook
 from sqlalchemy.exc import SAWarning
 
 from grader.engine.classroom import records, submissions
+from grader.engine.judge.verdict import Verdict
 from grader.engine.judge.verdict_text import heading, story
 from grader.engine.lesson import lessons, parsing, todo_regions
 from utils.atomic_write import write_whole
@@ -89,17 +89,16 @@ def notebook(room: records.Class, record: dict, stem: str) -> nbformat.NotebookN
     book = new_notebook(
         metadata={"kernelspec": {"name": "python3", "display_name": "Parallel training", "language": "python"}}
     )
-    for verdict in (SimpleNamespace(**v) for v in record["verdicts"] if v["lesson"] == stem):
+    for verdict in (Verdict(**v) for v in record["verdicts"] if v["lesson"] == stem):
         book.cells.append(new_markdown_cell(f"## {verdict.todo}. {verdict.title}"))
         for unit in units:
             lines = unit.text.split("\n")
             for span in todo_regions.locate(unit.source, unit.text).get(verdict.todo, []) if unit.source else []:
                 book.cells.append(new_code_cell("\n".join([f"# {unit.name}", *(lines[line - 1] for line in span)])))
-        passed = verdict.status == "pass"
-        text = heading(verdict) if passed else story(verdict)
+        text = heading(verdict) if verdict.passed else story(verdict)
         output = (
             new_output("stream", name="stdout", text=text)
-            if passed
+            if verdict.passed
             else new_output("error", ename="NotRight", evalue=verdict.message, traceback=[text])
         )
         cell = new_code_cell(f'check("{stem}/{verdict.todo}")', outputs=[output])
