@@ -61,7 +61,7 @@ from grader.engine.lesson import lessons
 from grader.engine.ranks import kept_server
 from grader.engine.ranks.linux_processes import processes_below
 from grader.engine.walls import enter_sandbox as walls
-from utils import private, releases
+from utils import devices, private, releases
 
 gc.enable()
 
@@ -78,6 +78,7 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
 
     With an `address`, be a kept server: a child serves this judge, and further children those who call there.
     """
+    devices.hide()  # a GPU in use does not survive a fork; a rank that needs one names it again
     private.load_early()
     releases.installed()  # kept: it is read from the disk
     rank.load_plain_library()

@@ -103,8 +103,6 @@ def environment() -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(lessons.COURSE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-        # No GPU for the server: CUDA does not survive a fork. A rank that needs one resets this.
-        "CUDA_VISIBLE_DEVICES": "",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         **interfaces.here(),
         "TOKENIZERS_PARALLELISM": "false",
