@@ -480,7 +480,7 @@ def begin_on_rank(code, rank, world, seed):
             waited.append("in the main thread")
         elif rank == 1:
             while not stepped.wait(0.01):
-                if not waited and waits_for_the_end():
+                if not waited and waits_for_the_end() and not stepped.is_set():  # or it is finish() that waits
                     waited.append("the main thread waits for it")
                     break
             # Luck must not hide a finish() that does not wait: it returns first. Who looks again and again waits, too.
@@ -494,7 +494,8 @@ def begin_on_rank(code, rank, world, seed):
     state, given = {f"part-{rank}": mine, "position": {"step": 7}}, mine.clone()
     before = set(threading.enumerate())
     mark(name="begin")
-    finish = code.begin_save(state, out, 7, group)
+    with threads_noted():
+        finish = code.begin_save(state, out, 7, group)
     mine.zero_()
     state["position"]["step"] = 8
     if set(threading.enumerate()) > before:
@@ -520,6 +521,17 @@ def begin_on_rank(code, rank, world, seed):
     }
     dcp.FileSystemWriter.write_data = write
     return seen | where_it_fails(rank, lambda step: code.begin_save(state, out, step, group)(), out)
+
+
+def threads_noted(told=""):
+    """A context in which the judge hears of each thread that Python starts."""
+    start = threading.Thread.start
+
+    def noted(thread):
+        mark(name="thread", told=told)
+        start(thread)
+
+    return mock.patch.object(threading.Thread, "start", noted)
 
 
 def begin_again_on_rank(code, rank, world, seed):
@@ -566,8 +578,8 @@ def where_it_fails(rank, save, out):
     }
     seen = {"errors": {}, "named": {}}
     for step, (where, name, fails) in failing.items():
-        mark(name="fails", told=f"where {FAILURES[str(step)][0]}")
-        with mock.patch.object(where, name, fails):
+        mark(name="fails", told=(told := f"where {FAILURES[str(step)][0]}"))
+        with mock.patch.object(where, name, fails), threads_noted(told):
             seen["errors"][str(step)] = error_of(partial(save, step))
         seen["named"][str(step)] = (out / f"step-{step}").exists()
     return seen

@@ -221,27 +221,44 @@ def check_draws(told, rank, mine, drawn):
 
 def mixed_up(events):
     """The collectives of one rank that a thread makes in the group of the training step, from begin_save() on."""
-    begin, step, end, *_ = [number for number, event in enumerate(events) if event["e"] == "mark"]
-    of_training = {event["name"] for event in events[step:end] if event.get("dtype") == "float32"}
-    in_thread = [event for event in events[begin:end] if event["e"] == "op" and event.get("aside")]
+    place = {event["name"]: number for number, event in enumerate(events) if event["e"] == "mark"}
+    step = events[place["step"] : place["end"]]
+    of_training = {event["name"] for event in step if event.get("dtype") == "float32"}
+    in_thread = [event for event in events[place["begin"] : place["end"]] if aside(event)]
     return [event["op"] for event in in_thread if event["name"] in of_training]
 
 
-def crossed(every, ended):
-    """(rank, collective) of the first main thread that uses the saving's own group before its thread has made its last;
-    None if there is none. A run that has not `ended` stopped before.
+def aside(event):
+    """Whether a thread made this collective, not the rank itself."""
+    return event["e"] == "op" and bool(event.get("aside"))
+
+
+def saves_in(events, ended):
+    """What a rank did in each save, from the start of its first thread on. The last one of a run that has `ended` is
+    left out: there the ranks lose their connection.
     """
-    own, training, saving = [], set(), set()
-    for events in every:
-        marks = [k for k, event in enumerate(events) if event["e"] == "mark"] or [0]
-        own.append([event for event in events[marks[0] : marks[-1] if ended else None] if event["e"] == "op"])
-        training |= {e["name"] for e in own[-1] if e.get("dtype") == "float32" and not e.get("aside")}
-        saving |= {e["name"] for e in own[-1] if e.get("aside")}
-    for rank, made in enumerate(own):
-        last = max((k for k, event in enumerate(made) if event.get("aside")), default=0) if ended else len(made)
-        mine = [event for event in made[:last] if not event.get("aside") and event["name"] in saving - training]
-        if mine:
-            return rank, mine[0]["op"]
+    starts = [k for k, event in enumerate(events) if event["e"] == "mark" and event["name"] in ("begin", "fails")]
+    saves = [events[start:stop] for start, stop in zip(starts, [*starts[1:], None])]
+    for save in saves[:-1] if ended else saves:
+        threads = [k for k, event in enumerate(save) if event["e"] == "mark" and event["name"] == "thread"]
+        yield save[threads[0] :] if threads else []
+
+
+def crossed(every, ended):
+    """(rank, collective) of the first main thread that uses the saving's own group before a save's thread has made its
+    last call; None if there is none. A run that has not `ended` stopped before.
+    """
+    made = [event for events in every for event in events if event["e"] == "op"]
+    training = {event["name"] for event in made if event.get("dtype") == "float32" and not aside(event)}
+    saving = {event["name"] for event in made if aside(event)} - training
+    for rank, events in enumerate(every):
+        saves = list(saves_in(events, ended))
+        for save in saves:
+            stopped = not ended and save is saves[-1]
+            last = len(save) if stopped else max((k for k, event in enumerate(save) if aside(event)), default=0)
+            mine = [e for e in save[:last] if e["e"] == "op" and not aside(e) and e["name"] in saving]
+            if mine:
+                return rank, mine[0]["op"]
     return None
 
 
