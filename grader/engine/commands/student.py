@@ -120,23 +120,30 @@ def judged(asked: dict[str, list[int]], folder: str | None, backend: str) -> lis
     with Runner(kept=True) as runner:
         runner.start()  # before anything is loaded that the ranks must not see
         from grader.engine.commands.screen import say_verdict
-        from grader.engine.judge.judge import Judge, checked_lessons
+        from grader.engine.judge.judge import Judge, checked_lessons, checks_of
         from grader.engine.judge.passed_todos import Passed
+        from grader.engine.judge.side_by_side import SideBySide, helpers
 
         runner.backend = backend_named(backend)
         found: list[Verdict] = []
+        todos: dict[str, list[int]] = {}
         for stem in checked_lessons():
             if asked and stem not in asked:
                 continue
             if lacking := lessons.lacking(stem):
                 say(escape(f"– {stem} is not checked: {lacking}"))
                 continue
-            judge = Judge(runner, stem, folder, passed=None if folder else Passed(stem, runner.backend))
-            for verdict in map(judge.verdict, asked.get(stem) or sorted(judge.checks)):
-                known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
-                if not known:  # once: it belongs to no TODO
-                    say_verdict(verdict, brief=any(before.status == "fail" for before in found))
-                found.append(verdict)
+            todos[stem] = asked.get(stem) or sorted(check.todo.number for check in checks_of(stem))
+        every = [(stem, number) for stem, numbers in todos.items() for number in numbers]
+        with SideBySide(every, folder, runner.backend, helpers(runner)) as ahead:
+            for stem, numbers in todos.items():
+                passed = None if folder else Passed(stem, runner.backend)
+                judge = Judge(runner, stem, folder, passed=passed, ahead=ahead.passed)
+                for verdict in map(judge.verdict, numbers):
+                    known = verdict.cause == "no_python" and any(v.cause == "no_python" for v in found)
+                    if not known:  # once: it belongs to no TODO
+                        say_verdict(verdict, brief=any(before.status == "fail" for before in found))
+                    found.append(verdict)
         return found
 
 

@@ -59,7 +59,7 @@ import torch.utils.serialization.config
 from grader.engine.inside import observe, rank
 from grader.engine.lesson import lessons
 from grader.engine.ranks import kept_server
-from grader.engine.ranks.linux_processes import processes_below
+from grader.engine.ranks.linux_processes import die_with_the_parent, processes_below
 from grader.engine.walls import enter_sandbox as walls
 from utils import devices, private, releases
 
@@ -67,7 +67,7 @@ gc.enable()
 
 
 ShutIn = Callable[[list[str], int], None]  # what a rank does to itself: the places that are left to it, its number
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 MADV_COLLAPSE = 25  # linux/mman.h, from Linux 6.1
 JOIN_AFTER = 50  # ranks: by then, forks have cost as much more as joining pages costs
 SANDBOX = 25  # ranks, about, that are forked in a sandbox
@@ -284,7 +284,7 @@ def fork_inside(job: dict, end: int, inherited: tuple[int, ...]) -> int:
         rank.load_library(job["lesson"])
         rank.load_lesson(job["lesson"])
         walls.enter(job["enter"], job["gpus"])
-        die_with_the_server()
+        die_with_the_parent()
         shut_in = functools.partial(walls.shut_in, walls=job["walls"], gpus=job["gpus"])
         walls.try_out(shut_in)
         attend(socket.socket(fileno=end), shut_in)
@@ -309,7 +309,7 @@ def fork(job: dict, number: int, ends: list[int], inherited: tuple[int, ...], sh
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if shut_in:
             shut_in(rank.places(job, number), number)
-        die_with_the_server()  # not earlier: the kernel forgets it for a process that becomes another user's
+        die_with_the_parent()  # not earlier: the kernel forgets it for a process that becomes another user's
         rank.main(job, number, socket.socket(fileno=ends[number]))
         status = 0
     finally:
@@ -325,14 +325,6 @@ def use_batch_scheduling() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # optional: a container may refuse it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def die_with_the_server() -> None:
-    """On Linux, make the kernel end a rank whose server is gone, however it ended, and whatever the rank is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it ended before the line above
-        os._exit(70)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 https://docs.kernel.org/scheduler/sched-stats.html and proc(5). On other systems there are no threads to read.
 """
 
+import ctypes
 import os
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -13,7 +15,18 @@ from typing import NamedTuple
 import psutil
 
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TIMED = ("nanosleep",)  # kernel functions of sleeps that end on their own, such as time.sleep
+
+
+def die_with_the_parent() -> None:
+    """On Linux, make the kernel end this process when the one that forked it is gone, however that ended, and whatever
+    this one is doing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it ended before the line above
+        os._exit(70)
 
 
 class Task(NamedTuple):
