@@ -44,7 +44,7 @@ os.environ["PET_LOG_DIR"] = os.devnull
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: a single test that the short command leaves to --all")
-    config.addinivalue_line("markers", "drawn: of the tests of this name, a whole run tries a third, drawn")
+    config.addinivalue_line("markers", "drawn: of the tests of this name, a whole run tries a quarter, drawn")
 
 
 def pytest_addoption(parser):
@@ -63,12 +63,12 @@ def pytest_runtest_setup(item):
     """All are tried where the file is named, and by a run of what failed last."""
     whole = item.config.getoption("file_or_dir") in ([], ["tests"]) and not item.config.getoption("lf", False)
     if whole and item.get_closest_marker("drawn") and drawn_out(os.environ.get("PYTEST_XDIST_TESTRUNUID"), item.nodeid):
-        pytest.skip("another third of these tests is drawn each time; all run where the file is named")
+        pytest.skip("another quarter of these tests is drawn each time; all run where the file is named")
 
 
 def drawn_out(run, test):
     """Whether a run, by its name, leaves out this test: all its workers agree. Without workers a run has no name."""
-    return run is not None and random.Random(f"{run}/{test}").random() < 2 / 3
+    return run is not None and random.Random(f"{run}/{test}").random() < 3 / 4
 
 
 @pytest.hookimpl(trylast=True)

@@ -118,7 +118,8 @@ def judged(asked: dict[str, list[int]], folder: str | None, backend: str) -> lis
     from grader.engine.ranks.runner import Runner
 
     with Runner(kept=True) as runner:
-        runner.start()  # before anything is loaded that the ranks must not see
+        whole = not asked or not all(asked.values())
+        runner.start(many=whole)  # before anything is loaded that the ranks must not see
         from grader.engine.commands.screen import say_verdict
         from grader.engine.judge.judge import Judge, checked_lessons, checks_of
         from grader.engine.judge.passed_todos import Passed

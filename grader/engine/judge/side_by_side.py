@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 
 import torch
 
@@ -38,10 +39,14 @@ class SideBySide:
     """
 
     def __init__(self, todos: Sequence[tuple[str, int]], folder: str | None, backend: Backend, count: int) -> None:
-        forks = multiprocessing.get_context("fork")
-        self.pool = ProcessPoolExecutor(count, forks, begin, (folder, backend))
-        helped = todos if count > 1 and len(todos) > 1 else []
-        self.coming: dict[tuple[str, int], Future] = {todo: self.pool.submit(judged, *todo) for todo in helped}
+        self.coming: dict[tuple[str, int], Future] = {}
+        self.pool: ProcessPoolExecutor | None = None
+        if count > 1 and len(todos) > 1:
+            forks = multiprocessing.get_context("fork")
+            with suppress(BrokenProcessPool, OSError):  # a machine that allows no more processes
+                self.pool = ProcessPoolExecutor(count, forks, begin, (folder, backend))
+                for todo in todos:
+                    self.coming[todo] = self.pool.submit(judged, *todo)
 
     def __enter__(self) -> "SideBySide":
         return self
@@ -49,7 +54,8 @@ class SideBySide:
     def __exit__(self, *_: object) -> None:
         for helper in multiprocessing.active_children():
             helper.kill()
-        self.pool.shutdown(cancel_futures=True)
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
 
     def passed(self, lesson: str, number: int) -> Verdict | None:
         """The verdict on a TODO that is right if those are that it needs; None if the judge has to judge it."""

@@ -94,15 +94,19 @@ def serve(judge: socket.socket, address: str | None = None) -> None:
     importlib.import_module("grader.kit")  # and with it everything that a check needs
     private.forget_rules()
     if address:
-        kept_server.keep(judge, Path(address), {kept_server.ATTEND: attend, kept_server.RUN: run_command})
+        does = {kept_server.ATTEND: attend, kept_server.RUN: run_command}
+        kept_server.keep(judge, Path(address), does, join_pages)
     else:
         attend(judge)
 
 
-def fork_from_command(end: socket.socket, judges: socket.socket, environment: dict[str, str]) -> int:
+def fork_from_command(end: socket.socket, judges: socket.socket, environment: dict[str, str], many: bool) -> int:
     """Fork a server from the command that needs it, so that torch is loaded once for both and is in memory once.
-    `judges` is the command's end of the connection. Returns the server's process id.
+    `judges` is the command's end of the connection. `many`: the server is going to fork many ranks. Returns its process
+    id.
     """
+    if many:
+        join_pages()
     sys.stdout.flush()  # or the server would print it again
     sys.stderr.flush()
     if pid := os.fork():
@@ -161,7 +165,8 @@ def attend(judge: socket.socket, shut_in: ShutIn | None = None) -> None:
 
 def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) -> None:
     """Fork, reap and sweep on the judge's requests and on SIGCHLD, until the judge hangs up."""
-    joins = shut_in is None  # a sandbox has its memory in huge pages already, and would copy shared ones
+    # Not twice, nor in a sandbox: what is in huge pages already is shared, and would be copied.
+    joins = shut_in is None and not joined
     living: set[int] = set()  # ranks
     inside: set[int] = set()  # servers in sandboxes
     forked = 1  # ranks since pages were joined; the start counts as one
@@ -251,10 +256,15 @@ def sweep(inside: Collection[int] = ()) -> None:
                 os.waitpid(process.pid, 0)
 
 
+joined = False  # whether the memory of this process was moved into huge pages, by itself or by one that forked it
+
+
 def join_pages() -> None:
-    """On Linux, when idle or after many ranks: move this process's memory into huge pages. A fork, which copies the
+    """On Linux, when idle or before many ranks: move this process's memory into huge pages. A fork, which copies the
     page table, and a rank's exit then take a third less CPU; but moving takes as much as 25 ranks save.
     """
+    global joined
+    joined = True
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)

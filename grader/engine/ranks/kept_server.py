@@ -24,6 +24,7 @@ from grader.engine.lesson import lessons
 from utils import interfaces
 
 UNUSED = 300.0  # seconds without a command after which it ends
+IDLE = 0.5  # seconds without a command after which it has time for itself
 LONGEST = 107 - 32  # bytes: the limit of unix(7) for an address, minus a server's own name
 STOP, ATTEND, RUN = b"s", b"a", b"r"  # the first message of a command
 
@@ -208,8 +209,12 @@ def stop() -> int:
     return count
 
 
-def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.socket], None]]) -> None:
-    """The main loop of a kept server: a child serves each caller; `first` is served at once."""
+def keep(
+    first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.socket], None]], rest: Callable[[], None]
+) -> None:
+    """The main loop of a kept server: a child serves each caller; `first` is served at once. `rest` is called once,
+    when no caller is there.
+    """
     signal.signal(signal.SIGCHLD, lambda *_: None)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     children: set[int] = set()
@@ -221,7 +226,7 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
         try:
             if word := first.recv(1):
                 children.add(_fork(first, door, does[word]))
-            for connection, word in _callers(door, children):
+            for connection, word in _callers(door, children, rest):
                 children.add(_fork(connection, door, does[word]))
         finally:
             with suppress(OSError):
@@ -229,16 +234,22 @@ def keep(first: socket.socket, path: Path, does: dict[bytes, Callable[[socket.so
                     path.unlink()
 
 
-def _callers(door: socket.socket, children: set[int]) -> Iterator[tuple[socket.socket, bytes]]:
+def _callers(
+    door: socket.socket, children: set[int], rest: Callable[[], None]
+) -> Iterator[tuple[socket.socket, bytes]]:
     """The connections of calling commands, until one says stop, or none has called for a while."""
+    rested = False
     while True:
-        ready, _, _ = select.select([door], [], [], UNUSED)
+        ready, _, _ = select.select([door], [], [], UNUSED if rested else IDLE)
         for pid in list(children):
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     children.discard(pid)
         if not ready and not children:
-            return
+            if rested:
+                return
+            rest()
+            rested = True
         if ready:
             connection, _ = door.accept()
             connection.settimeout(5)

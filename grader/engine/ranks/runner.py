@@ -51,9 +51,9 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start the fork-server, if it is not up; does not wait until it is ready."""
-        self.server.start(gpus=bool(self.backend.gpus))
+    def start(self, many: bool = False) -> None:
+        """Start the fork-server, if it is not up; does not wait until it is ready. `many`: it will fork many ranks."""
+        self.server.start(bool(self.backend.gpus), many)
 
     def close(self) -> None:
         self.server.close()

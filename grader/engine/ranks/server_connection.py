@@ -65,11 +65,12 @@ class Connection:
         self.middle = 0  # the process that holds the sandboxed server
         self.until = math.inf  # time.monotonic() at which the time for the sandbox is up
 
-    def start(self, gpus: bool = False) -> None:
+    def start(self, gpus: bool = False, many: bool = False) -> None:
         """Start the fork-server, if it is not up; does not wait until it is ready.
 
         Args:
             gpus: whether the GPUs are accessible in a sandbox that is made now.
+            many: whether it is going to fork many ranks.
         """
         if self.sandbox or self._runs() or (self.kept and self.socket):
             return
@@ -85,7 +86,7 @@ class Connection:
             self.socket.sendall(kept_server.ATTEND)
             kept_server.start(theirs, kept_server.address())
         elif self.from_here and "torch" not in sys.modules and threading.active_count() == 1:
-            self.process = psutil.Process(self._fork(theirs))
+            self.process = psutil.Process(self._fork(theirs, many))
         else:
             self.process = psutil.Popen(
                 [sys.executable, "-m", "grader.engine.ranks.fork_server", str(theirs.fileno())],
@@ -97,7 +98,7 @@ class Connection:
             )
         theirs.close()
 
-    def _fork(self, theirs: socket.socket) -> int:
+    def _fork(self, theirs: socket.socket, many: bool) -> int:
         """Fork the server from this process, where torch is loaded as the server needs it: for one thread."""
         environment, threads = kept_server.environment(), os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = environment["OMP_NUM_THREADS"]
@@ -107,7 +108,7 @@ class Connection:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = threads
-        return fork_server.fork_from_command(theirs, self.socket, environment)
+        return fork_server.fork_from_command(theirs, self.socket, environment, many)
 
     def _runs(self) -> bool:
         """Whether a server that this connection has started is still there."""
