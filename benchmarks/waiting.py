@@ -174,7 +174,7 @@ def start(tree: Path, args: argparse.Namespace) -> dict[str, float]:
     """A fresh clone until "installed"; downloads and caches are its own."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         clone = Path(folder, "clone")
-        subprocess.run(["git", "clone", "-q", str(tree), str(clone)], check=True)
+        subprocess.run(["git", "clone", "-q", "-c", "advice.detachedHead=false", str(tree), str(clone)], check=True)
         caches = {"UV_CACHE_DIR": f"{folder}/uv", "PIP_CACHE_DIR": f"{folder}/pip", "XDG_CACHE_HOME": f"{folder}/cache"}
         return {
             "./workbook in a fresh clone until it is installed, s": Measured(
