@@ -123,7 +123,7 @@ def check(tree: Path, args: argparse.Namespace) -> dict[str, float]:
 
 
 def busy() -> float:
-    """CPU seconds of the whole machine so far: the system does not add the ranks to those of the command."""
+    """CPU seconds of the whole machine so far: the ranks' time is not added to the time of the command."""
     times = psutil.cpu_times()
     return times.user + times.system
 
