@@ -13,7 +13,7 @@ import psutil
 from course_copy import Course, Student
 from grader.engine.judge import side_by_side
 from grader.engine.judge.side_by_side import SideBySide
-from grader.engine.lesson.lessons import COURSE
+from grader.engine.lesson.lessons import COURSE, source_root
 from grader.engine.ranks.backends import GLOO
 
 LESSON, TODOS = "ddp_training", [("ddp_training", 1), ("ddp_training", 2), ("ddp_training", 3)]
@@ -40,6 +40,11 @@ def test_the_verdicts_are_the_same_with_helpers_and_without(tmp_path):
     alone = said(course, 1)
     assert f"✓ {LESSON}/1 " in alone and f"✗ {LESSON}/5 " in alone
     assert said(course, 3) == alone
+
+
+def test_helpers_find_what_is_right():
+    with SideBySide(TODOS, str(source_root()), GLOO, 2) as ahead:
+        assert [ahead.passed(*todo).status for todo in TODOS] == ["pass"] * 3
 
 
 def ends_itself(lesson, number):

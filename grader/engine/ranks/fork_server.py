@@ -171,7 +171,8 @@ def listen(judge: socket.socket, wake: tuple[int, int], shut_in: ShutIn | None) 
     inside: set[int] = set()  # servers in sandboxes
     forked = 1  # ranks since pages were joined; the start counts as one
     while True:
-        ready, _, _ = select.select([judge, wake[0]], [], [], 0.5 if joins and forked and not living else None)
+        idle = kept_server.IDLE if joins and forked and not living else None
+        ready, _, _ = select.select([judge, wake[0]], [], [], idle)
         if not ready:
             join_pages()
             forked = 0
